@@ -333,11 +333,11 @@ def main(arguments: list[str]) -> int:
     return gate.code
 
 
-def end_by_signal(number: int, _frame: object) -> None:
+def end_by_signal(_number: int, _frame: object) -> None:
     """By default SIGTERM and SIGHUP end Python and leave temporary files behind."""
     for each in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
+    sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

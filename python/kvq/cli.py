@@ -141,7 +141,6 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 @contextmanager
@@ -168,10 +167,11 @@ def stopping_signals() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def interrupted(program: str, signal_received: KeyboardInterrupt, left_out: str = "") -> int:
-    """Says so in one line on stderr; returns 128 + the number of the signal. @param left_out  what the run lacks"""
+def interrupted(program: str, left_out: str = "") -> int:
+    """Says so in one line on stderr; returns the exit code of all kvq programs for SIGINT, SIGTERM and SIGHUP.
+    @param left_out  what the run lacks"""
     print(f"\n{program_name(program)}: interrupted{left_out}", file=sys.stderr)
-    return 128 + signal_received.number if isinstance(signal_received, Stopped) else EXIT_INTERRUPTED
+    return EXIT_INTERRUPTED
 
 
 def run_script(program: str, main: Callable[[], int | None]) -> int:
@@ -186,8 +186,8 @@ def run_script(program: str, main: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the pipe has no reader; otherwise Python would report an error at exit
         return EXIT_DONE
-    except KeyboardInterrupt as signal_received:
-        return interrupted(program, signal_received)
+    except KeyboardInterrupt:
+        return interrupted(program)
 
 
 def report(program: str, error: KvqError) -> int:

@@ -11,6 +11,7 @@ from kvq_tools import ROOT, calibrate, run, succeed
 
 from kvq.artifact_reader import load_artifact
 
+USAGE = 2
 METHODS = ("oscar", "saw-int4", "quarot", "random", "plain")
 HEAD_DIMS = (64, 80, 96, 128, 256)
 ROPES = {
@@ -128,6 +129,15 @@ def test_coders(dump, tmp_path, coder, rule, zero, scale_type):
             zero,
         )
         assert plan["group_size"] == 16 and 0 < plan["error"]["after"] < 0.1
+
+
+def test_a_group_that_does_not_divide_is_refused_before_the_work(make_dump, tmp_path):
+    output = tmp_path / "a.safetensors"
+    dump = make_dump(tokens=64, head_dim=32)
+    for more in ((), ("--dry-run",)):
+        result = run("kvq-calibrate", dump, "--group-size", 24, "--output", output, *more)
+        assert result.code == USAGE and "--group-size 24 does not divide head_dim 32" in result.stderr
+        assert list(tmp_path.iterdir()) == [], "nothing was collected"
 
 
 def test_default_group_is_64_where_it_divides(make_dump, tmp_path):

@@ -3,6 +3,7 @@ example runs it."""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -226,6 +227,7 @@ def test_the_console_says_when_only_files_were_judged(repository, artifacts):
     shutil.copy(artifacts["seed"], repository / "two.safetensors")
     result = gate(repository, "main")
     assert result.returncode == PASSED and "  Only the files were judged" in result.stdout
+    assert re.search(r"Only the files were judged.*add --model HELDOUT\.h5", result.stdout), "the whole advice"
     result = gate(repository, "main", "--model", ROOT / "sample_data/evaluation.h5", "--no-windows")
     assert result.stdout == "two.safetensors: passed\n"
 

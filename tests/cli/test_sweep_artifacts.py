@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kvq_tools import calibrate, succeed
-from sweeps import HELD_OUT, SIZE, TINY, document, names, sweep, words
+from sweeps import HELD_OUT, SIZE, TINY, document, names, sweep, table, words
 
 from kvq.safetensors_file import SafetensorsFile
 
@@ -194,6 +194,16 @@ def test_layers_and_windows_of_the_measurement(dump, held_out, tmp_path):
     )
     assert [layer["index"] for layer in inside["layers"]] == [1]
     assert inside["mean"]["output_rel_mse"] == 0 < outside["mean"]["output_rel_mse"]
+
+
+def test_a_table_says_why_errors_are_zero(dump, held_out, tmp_path):
+    """Also where the windows hold the longest sequence, so that the row takes 16 bits."""
+    grid = {"rows": ["--method plain --recent-tokens 300"]}
+    inside, outside = (
+        "\n".join(table(tmp_path, grid, held_out, "--calibration", dump, *more)) for more in ((), ("--no-windows",))
+    )
+    assert " 16.00 " in inside and "0 means that exact windows hold whole sequences" in inside
+    assert "0 means" not in outside
 
 
 def test_bits_are_counted_at_the_longest_sequence(dump, held_out, tmp_path):

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end the programs with 128 + the number of the signal, and no temporary file stays."""
+"""SIGINT, SIGTERM and SIGHUP end the programs with exit code 130, and no temporary file stays."""
 
 import os
 import signal
@@ -12,6 +12,7 @@ import pytest
 from kvq.cli import stopping_signals
 
 ROOT = Path(__file__).resolve().parents[2]
+INTERRUPTED = 130
 NUMBERS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
 )
@@ -54,7 +55,7 @@ def test_a_script_that_writes_leaves_nothing(writer, number, tmp_path):
     wait_for(process, tmp_path, ".kvq-*.tmp")
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (128 + number, "\nprogram.py: interrupted\n")
+    assert (process.returncode, said) == (INTERRUPTED, "\nprogram.py: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +73,7 @@ def test_a_dump_that_is_written_leaves_nothing(number, tmp_path):
     wait_for(process, folder, ".kvq-*.tmp")
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (128 + number, "\ndump_qkv.py: interrupted; no dump was written\n")
+    assert (process.returncode, said) == (INTERRUPTED, "\ndump_qkv.py: interrupted; no dump was written\n")
     assert list(folder.iterdir()) == []
 
 
@@ -97,7 +98,7 @@ def test_the_gate_leaves_nothing(number, tmp_path):
     wait_for(process, scratch, "*.safetensors")
     process.send_signal(number)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (128 + number, "")
+    assert (process.returncode, said) == (INTERRUPTED, "")
     assert list(scratch.iterdir()) == []
 
 

@@ -142,7 +142,7 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
     merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats,
                       [](const std::string& text) { say(fmt::format("kvq-calibrate: warning: {}\n", text)); });
   if (only_merges) return;
-  check_exact_layers(options, StatsFile::open(flags.inputs.stats).header().model);
+  check_layers(options, StatsFile::open(flags.inputs.stats).header().model);
   const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
   const Artifact artifact = decide_and_save(flags, origin, options, *claim);
   print_results(flags.outputs, origin, options, artifact, output);
@@ -157,7 +157,7 @@ void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
 void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
   const fs::path output = resolve_output(flags);
   const Dump dump = open_dump(flags.inputs);
-  check_exact_layers(options, dump.model());
+  check_layers(options, dump.model());
   const CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
                                chosen_tokens(flags.inputs, dump)};
   check_queries(request.stats, flags.inputs, dump);

@@ -68,13 +68,17 @@ void check_queries(const StatsRequest& request, const Inputs& inputs, const Dump
               "dump_qkv.py --generate marks them"};
 }
 
-void check_exact_layers(const Options& options, const ModelGeometry& model) {
+void check_layers(const Options& options, const ModelGeometry& model) {
   for (const int layer : options.exact_layers)
     if (std::none_of(model.layers.begin(), model.layers.end(),
                      [&](const LayerEntry& entry) { return entry.layer == layer; }))
       throw Error{ErrorKind::usage, fmt::format("--exact-layers: layer {} is not there (the file has {}, {} to {})",
                                                 layer, counted(model.layers.size(), "layer"),
                                                 model.layers.front().layer, model.layers.back().layer)};
+  for (const LayerEntry& entry : model.layers)
+    for (const Side side : entry.has_values ? std::vector{Side::k, Side::v} : std::vector{Side::k})
+      if (const SideOptions& own = options.side(side); own.bits < 16 && own.allocate == Allocate::none)
+        resolve_group_size(own.group_size, 0, entry.geometry.dim(side), entry.layer, side);
 }
 
 Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet) {

@@ -16,8 +16,9 @@ TokenRange chosen_tokens(const Inputs& inputs, const Dump& dump);
 /// @throws Error{usage} if --queries needs marks of generated tokens that the dump does not have
 void check_queries(const StatsRequest& request, const Inputs& inputs, const Dump& dump);
 
-/// @throws Error{usage} if --exact-layers names a layer that `model` does not have
-void check_exact_layers(const Options& options, const ModelGeometry& model);
+/// @throws Error{usage} if --exact-layers names a layer that `model` does not have, or if a group size does not divide
+///         the head dimension of a layer
+void check_layers(const Options& options, const ModelGeometry& model);
 
 /// Decides the plans of all layers and records their provenance.
 Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet);

@@ -185,7 +185,7 @@ std::string place_section(const DiffReport& report) {
   }
   std::string body = html_charts(layers);
   if (!heads.empty()) body += "<h3>By head</h3>\n" + html_charts(heads);
-  if (!report.measured)
+  if (!report.has_dump)
     body += html_missing(
         "Nothing was measured: errors of attention by layer and head appear here with --model HELDOUT.h5.");
   return html_section("places", "By layer and head", "Dashed: old. Thick: new.", body);

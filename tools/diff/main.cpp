@@ -183,6 +183,7 @@ DiffReport compare(const DiffFlags& flags, const OpenFile& before, const OpenFil
       .verified_after = verify_artifact(after.file, after.artifact, parallel_for),
       .diff = diff_artifacts(before.artifact, after.artifact),
       .checks = {},
+      .has_dump = !flags.dumps.empty(),
       .same_data = same_data(before.artifact, after.artifact),
   };
   auto& readings = report.diff.readings;

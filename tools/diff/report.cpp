@@ -1,6 +1,7 @@
 #include "diff/report.h"
 
 #include "common/table.h"
+#include "common/text_wrap.h"
 #include "diff/words.h"
 
 #include <kvq/core/text.h>
@@ -122,8 +123,8 @@ std::string diff_text(const DiffReport& report, bool color) {
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
                                      [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
   if (skipped > 0) text += fmt::format("{} default rules had nothing to judge.\n", skipped);
-  text += fmt::format("{}\n", basis_text(report));
-  if (report.nothing_coded) text += fmt::format("Nothing to judge: {}.\n", kNothingCoded);
+  text += wrapped("", basis_text(report));
+  if (report.nothing_coded) text += wrapped("", fmt::format("Nothing to judge: {}.", kNothingCoded));
   return text + (report.passed() ? "passed" : red("FAILED", color)) + "\n";
 }
 

@@ -17,7 +17,8 @@ struct DiffReport {
   std::vector<Check> verified_before, verified_after;  ///< checks of kvq-inspect --verify
   ArtifactDiff diff;
   std::vector<CheckResult> checks;
-  bool measured = false;       ///< on a dump
+  bool has_dump = false;       ///< the user gave a held-out dump
+  bool measured = false;       ///< on the dump: artifacts of one geometry
   bool nothing_coded = false;  ///< exact windows hold all tokens of the dump
   bool same_data = false;      ///< both artifacts were calibrated on the same tokens
   bool passed() const;

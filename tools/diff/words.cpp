@@ -14,11 +14,9 @@ std::string value_text(double x) { return std::isnan(x) ? "NaN" : number_text(x)
 std::string describe(const Reading& reading) {
   const std::string place = reading.where.empty() ? "" : " at " + reading.where;
   if (!reading.before) return value_text(reading.after) + place;
-  const double before = *reading.before;
-  const std::string change = before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
-                                 ? fmt::format(" ({:+.1f}%)", 100.0 * (reading.after - before) / std::abs(before))
-                                 : "";
-  return fmt::format("{} -> {}{}{}", value_text(before), value_text(reading.after), change, place);
+  const std::string change = change_of(reading);
+  return fmt::format("{} -> {}{}{}", value_text(*reading.before), value_text(reading.after),
+                     change.ends_with('%') ? fmt::format(" ({})", change) : "", place);
 }
 
 const char* word_of(Outcome outcome) {
@@ -33,20 +31,21 @@ std::vector<Reading> summary(const DiffReport& report) {
 }
 
 std::string change_of(const Reading& reading) {
-  const double before = *reading.before;
+  constexpr double kReadable = 1e6;  // percent
+  const double before = *reading.before, change = 100.0 * (reading.after - before) / std::abs(before);
   if (before == reading.after) return "=";
-  return before != 0.0 && std::isfinite(before) && std::isfinite(reading.after)
-             ? fmt::format("{:+.1f}%", 100.0 * (reading.after - before) / std::abs(before))
-             : "-";
+  if (before == 0.0 || !std::isfinite(change)) return "-";
+  return std::abs(change) < kReadable ? fmt::format("{:+.1f}%", change) : fmt::format("{:+.1e}%", change);
 }
 
 const char* basis_text(const DiffReport& report) {
   if (report.measured)
     return report.same_data ? "Attention was measured on the held-out dump."
                             : "Attention was measured on the held-out dump. The artifacts come from different data.";
+  if (report.has_dump) return "Attention was not measured, because artifacts of different geometry share no dump.";
   if (report.same_data) return "Only the files were judged, not what they do to attention: add --model HELDOUT.h5.";
-  return "Only the files were judged. They come from different data, which moves files as much\n"
-         "as damage does: add --model HELDOUT.h5 to judge by attention.";
+  return "Only the files were judged. They come from different data, which moves files as much as damage does: add "
+         "--model HELDOUT.h5 to judge by attention.";
 }
 
 std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded) {

@@ -169,9 +169,12 @@ std::vector<CandidateResult> evaluate_with_progress(const EvalFlags& flags, cons
                   [&](double done, const std::string& what) { progress.update(done, what); });
 }
 
+/// Prints why errors are 0, if exact windows make them so.
 void explain_zeros(const EvalRequest& request, const std::vector<CandidateResult>& results) {
-  const auto is_hidden = [](const CandidateResult& own) {
-    return own.bits < 16.0 && own.mean[Metric("k_rel_mse")] == 0.0 && own.mean[Metric("logit_rel_mse")] == 0.0;
+  const auto has_codes = [](const LayerResult& layer) { return layer.k_code_bits < 16.0 || layer.v_code_bits < 16.0; };
+  const auto is_hidden = [&](const CandidateResult& own) {
+    return std::any_of(own.layers.begin(), own.layers.end(), has_codes) && own.mean[Metric("k_rel_mse")] == 0.0 &&
+           own.mean[Metric("logit_rel_mse")] == 0.0;
   };
   if (request.with_windows && std::any_of(results.begin(), results.end(), is_hidden))
     fmt::print("0 means that exact windows hold whole sequences of this dump: see --no-windows.\n");

@@ -153,6 +153,7 @@ Json layer_json(const LayerResult& layer) {
 std::string number_text(double x) {
   if (std::isnan(x)) return "-";
   if (x == 0.0) return "0";
+  if (std::abs(x) >= 1e9) return fmt::format("{:.3e}", x);
   if (std::abs(x) >= 100.0) return fmt::format("{:.0f}", x);
   return std::abs(x) >= 0.001 ? fmt::format("{:.4f}", x) : fmt::format("{:.1e}", x);
 }

@@ -284,7 +284,7 @@ void check_sweep(const Sweep& sweep, const ModelGeometry& model, const std::vect
       if (!dumps.contains(key))
         dumps.emplace(key, Dump::open({job.flags.inputs.dumps.begin(), job.flags.inputs.dumps.end()}));
       const Dump& dump = dumps.at(key);
-      check_exact_layers(job.options, dump.model());
+      check_layers(job.options, dump.model());
       chosen_tokens(job.flags.inputs, dump);
       check_queries(make_request(job.flags.behavior, job.options), job.flags.inputs, dump);
       ModelGeometry own = dump.model();
@@ -310,7 +310,7 @@ std::vector<Candidate> calibrate_sweep(const Sweep& sweep, const SweepFolders& f
       if (origins.count(key) == 0)
         origins.emplace(key, collect_for(job, make_request(job.flags.behavior, job.options),
                                          folders.statistics / fmt::format("{}", origins.size())));
-      check_exact_layers(job.options, origins.at(key).header.model);
+      check_layers(job.options, origins.at(key).header.model);
       save_artifact(decide(origins.at(key), job.flags.behavior.golden_tokens, job.options, true), path);
     });
     candidates.push_back({

@@ -178,8 +178,15 @@ std::string layer_numbers(const Artifact& artifact) {
   return text;
 }
 
+/// Equal fingerprints say that both are of one model. Its name then says only where a dump found the model: a hub id, a
+/// folder.
+bool known_to_be_one_model(const Artifact& before, const Artifact& after) {
+  return !before.model.fingerprint.empty() && before.model.fingerprint == after.model.fingerprint;
+}
+
 void compare_models(const Artifact& before, const Artifact& after, Facts& facts) {
-  facts.compare("model name", printable(before.model.name, 60), printable(after.model.name, 60));
+  if (!known_to_be_one_model(before, after))
+    facts.compare("model name", printable(before.model.name, 60), printable(after.model.name, 60));
   facts.compare("model fingerprint", printable(before.model.fingerprint, 64), printable(after.model.fingerprint, 64));
   facts.compare("model num_layers", before.model.num_layers, after.model.num_layers);
   facts.compare("layers", layer_numbers(before), layer_numbers(after));
@@ -232,10 +239,14 @@ ArtifactDiff diff_artifacts(const Artifact& before, const Artifact& after) {
   Facts facts(diff.differences);
   compare_models(before, after, facts);
   const std::vector<LayerPair> comparable = compare_layers(before, after, facts);
-  diff.readings.push_back({"geometry", "", {}, static_cast<double>(diff.differences.size())});
   const std::size_t known = diff.differences.size();
+  diff.readings.push_back(
+      {"geometry", known == 0 ? "" : diff.differences.front().what, {}, static_cast<double>(known)});
+  if (known_to_be_one_model(before, after))
+    facts.compare("model name", printable(before.model.name, 60), printable(after.model.name, 60));
+  const std::size_t described = diff.differences.size();
   facts.compare("windows", windows_text(before.windows), windows_text(after.windows));
-  diff.readings.push_back({"windows", "", {}, static_cast<double>(diff.differences.size() - known)});
+  diff.readings.push_back({"windows", "", {}, static_cast<double>(diff.differences.size() - described)});
   compare_calibrations(before.calibration, after.calibration, facts);
   AllocationDistance allocation;
   int codes = 0;

@@ -454,6 +454,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         message = f"{error.filename or args.output}: {error.strerror or one_line(error)}"
         return report(PROGRAM, KvqError(EXIT_INPUT, message))
-    except KeyboardInterrupt as signal_received:
-        return interrupted(PROGRAM, signal_received, "; no dump was written")
+    except KeyboardInterrupt:
+        return interrupted(PROGRAM, "; no dump was written")
     return EXIT_DONE

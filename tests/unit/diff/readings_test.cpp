@@ -109,13 +109,26 @@ TEST_CASE("Facts of the model count as geometry", "[diff]") {
   after.layers[0].geometry.sliding_window += 7;
   after.layers[0].geometry.rope.attention_factor += 0.5;
   after.model.name = "another";
+  after.model.fingerprint.clear();
   const ArtifactDiff diff = diff_artifacts(before, after);
   CHECK(geometries_differ(diff));
-  CHECK(geometry_of(diff) == 3.0);
+  CHECK(geometry_of(diff) == 4.0);
+  CHECK(readings_of(diff.readings, "geometry").at(0).where == "model name");
   const auto facts = facts_of(diff);
   CHECK(facts.contains("layer 0 sliding_window"));
   CHECK(facts.contains("layer 0 rope_attention_factor"));
   CHECK(facts.contains("model name"));
+}
+
+TEST_CASE("A name alone does not make another model of one fingerprint", "[diff]") {
+  Artifact before = test::example_artifact();
+  before.model.fingerprint = std::string(64, 'a');
+  Artifact after = before;
+  after.model.name = "a folder";
+  const ArtifactDiff diff = diff_artifacts(before, after);
+  CHECK_FALSE(geometries_differ(diff));
+  CHECK(facts_of(diff).contains("model name"));
+  CHECK(readings_of(diff.readings, "windows").at(0).after == 0.0);
 }
 
 TEST_CASE("A layer that only one artifact has is a difference of geometry", "[diff]") {
