@@ -108,7 +108,7 @@ fi
 
 if wants python; then
   say "python: second reader, dump scripts, tools, README"
-  KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q tests/python tests/cli
+  KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q --durations=25 tests/python tests/cli
 fi
 
 if [ -n "$sanitized_job" ]; then

@@ -43,6 +43,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
   const fs::path output = resolve_output(flags);
   check_outputs(flags, output);
   const Dump dump = open_dump(flags.inputs);
+  check_layers(options, dump.model());
   const auto layers = choose_layers(
       dump.model(), flags.inputs.layers.empty() ? std::vector<int>{} : parse_int_list(flags.inputs.layers, "--layers"));
   for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);

@@ -7,6 +7,8 @@
 #include "report/svg.h"
 #include "report/text.h"
 
+#include <kvq/eval/metrics.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -74,11 +76,13 @@ std::string layer_figure(const std::string& metric, const Series& series) {
     rows.push_back(
         {std::to_string(layer), html_number(*reading.before), html_number(reading.after), change_cell(reading)});
   }
-  // A logarithmic axis shows no 0; shares such as top10_overlap are linear, because their changes are differences.
-  chart.log =
-      metric != "top10_overlap" && std::none_of(series.layers.begin(), series.layers.end(), [](const auto& entry) {
-        return !(*entry.second.before > 0.0) || !(entry.second.after > 0.0);
-      });
+  // A logarithmic axis shows no 0. Of overlaps, where more is better, differences say more than ratios.
+  const auto& metrics = all_metrics();
+  const bool is_overlap = std::any_of(metrics.begin(), metrics.end(),
+                                      [&](Metric own) { return own->name == metric && own->more_is_better; });
+  chart.log = !is_overlap && std::none_of(series.layers.begin(), series.layers.end(), [](const auto& entry) {
+    return !(*entry.second.before > 0.0) || !(entry.second.after > 0.0);
+  });
   return html_figure(metric, line_chart(chart), html_numbers(rows, "lrrr"));
 }
 

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <exception>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kMarker = "kvq-parts.txt";
+constexpr const char* kScratchPrefix = ".kvq-parts-";
 constexpr std::string_view kMarkerText =
     "Statistics of layers that an unfinished run of kvq-calibrate has collected. The same command with --resume takes\n"
     "them over. kvq-calibrate removes this folder once its output is written.\n";
@@ -56,7 +58,7 @@ void write_marker(const fs::path& folder) {
 
 /// Under a temporary name first, so that no folder without its marker is left if the process is killed here.
 void make_folder(const fs::path& path) {
-  ScratchFolder folder(folder_of(path) / ".kvq-parts-");
+  ScratchFolder folder(folder_of(path) / kScratchPrefix);
   fs::permissions(folder.path(), fs::perms::group_all | fs::perms::others_all, fs::perm_options::add);
   write_marker(folder.path());
   folder.keep_as(path);
@@ -128,7 +130,15 @@ bool PartsFolder::remove() const {
   for (const fs::path& file : own_files()) fs::remove(file, ignored);
   // With files of others the marker stays, so that the next run knows the folder.
   const bool is_alone = std::distance(fs::directory_iterator(path_, ignored), fs::directory_iterator()) == 1;
-  return is_alone && fs::remove(path_ / kMarker, ignored) && fs::remove(path_, ignored);
+  if (!is_alone || !fs::exists(path_ / kMarker, ignored)) return false;
+  try {
+    // Under a temporary name, so that no folder without its marker is left if the process is killed here.
+    const ScratchFolder removed(folder_of(path_) / kScratchPrefix);
+    fs::rename(path_, removed.path());
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
 }
 
 void PartsFolder::remove_if_empty() const {
