@@ -952,14 +952,21 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(folder, reports, document) -> list[Path]:
-    """One page for each way of drawing: mixed and single widths, with and without evaluation, long names."""
+    """One page for each way of drawing: mixed and single widths, with and without evaluation, long names, and points so
+    near to the front that the usual places of their labels lie on it."""
 
     def lengthen(d):
         d["schemes"] = [scheme | {"name": f"{scheme['name']}-{'averylongname' * 20}"} for scheme in d["schemes"]] * 5
 
+    def flatten(d):
+        places = [(2.0, 0.1), (8.0, 0.09), (3.0, 0.101), (4.0, 0.1), (5.0, 0.098), (6.5, 0.096)]
+        for scheme, (bits, error) in zip(d["schemes"], places, strict=True):
+            scheme["effective_bits"], scheme["mean"]["output_rel_mse"] = bits, error
+
     long_names = changed(document, folder / "long.json", lengthen)
     write_report(folder / "oscar.safetensors", folder / "long.html", long_names)
-    return [folder / "kvq.html", folder / "oscar.html", folder / "long.html"]
+    write_report(folder / "kvq.safetensors", folder / "flat.html", changed(document, folder / "flat.json", flatten))
+    return [folder / f"{name}.html" for name in ("kvq", "oscar", "long", "flat")]
 
 
 @pytest.mark.parametrize("width", [390, 1200])
@@ -1006,7 +1013,7 @@ MARK_FAULTS = """(() => {
       const toScreen = front.getScreenCTM();
       for (let i = 0, all = front.getTotalLength(); i <= 200; ++i) {
         const p = front.getPointAtLength(all * i / 200).matrixTransform(toScreen);
-        marks.push({left: p.x, right: p.x, top: p.y, bottom: p.y});
+        marks.push({left: p.x - 1, right: p.x + 1, top: p.y - 2, bottom: p.y + 2});
       }
     }
     for (const text of svg.querySelectorAll('text')) {

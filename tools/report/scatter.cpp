@@ -15,7 +15,8 @@ namespace kvq {
 namespace {
 
 constexpr double kCharacter = 6.6, kStrongCharacter = 7.5;  ///< width of a character in wide fonts
-constexpr double kLine = 11.0, kMark = 5.0;
+constexpr double kAscent = 10.5, kDescent = 3.0;            ///< of the text's box around its base line
+constexpr double kMark = 5.0, kGap = 2.0;
 constexpr std::size_t kLongestLabel = 20;
 
 struct Box {
@@ -36,7 +37,7 @@ bool passes(Point a, Point b, const Box& box) {
       if (start < low || start > high) last = -1.0;
       return;
     }
-    const auto [enter, leave] = std::minmax((low - start) / delta, (high - start) / delta);
+    const auto [enter, leave] = std::minmax({(low - start) / delta, (high - start) / delta});
     first = std::max(first, enter);
     last = std::min(last, leave);
   };
@@ -128,8 +129,9 @@ class Drawing {
     const Box plot{frame_.left, frame_.top - 2.0, frame_.width, frame_.bottom()};
     if (!box.inside(plot)) return false;
     if (std::any_of(taken_.begin(), taken_.end(), [&](const Box& other) { return box.meets(other); })) return false;
+    const Box around{box.left - kGap, box.top - kGap, box.right + kGap, box.bottom + kGap};
     for (std::size_t i = 1; i < front_.size(); ++i)
-      if (passes(front_[i - 1], front_[i], box)) return false;
+      if (passes(front_[i - 1], front_[i], around)) return false;
     return true;
   }
 
@@ -138,8 +140,8 @@ class Drawing {
     const std::string text = shortened(point.name, kLongestLabel);
     const double width = (point.strong ? kStrongCharacter : kCharacter) * static_cast<double>(num_characters(text));
     const Point own = place(point), at{own.x + beside.dx, own.y + beside.dy};
-    const Box box{at.x - beside.part_left * width, at.y - kLine + 2.0, at.x + (1.0 - beside.part_left) * width,
-                  at.y + 2.0};
+    const Box box{at.x - beside.part_left * width, at.y - kAscent, at.x + (1.0 - beside.part_left) * width,
+                  at.y + kDescent};
     if (!is_free(box)) return false;
     if (far) svg_.line(own, {at.x, beside.dy < 0.0 ? box.bottom : box.top}, "leader " + series_css(point.style));
     svg_.text(at, fmt::format("{}{}", beside.css, point.strong ? " strong" : ""), text);
