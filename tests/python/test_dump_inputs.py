@@ -23,7 +23,7 @@ from dump_reference import Dump  # noqa: E402
 from tiny_models import COMMON, GQA, TINY_MODELS, save_tiny  # noqa: E402
 
 from kvq import model_source  # noqa: E402
-from kvq.dump import disk, estimate, placement, records  # noqa: E402
+from kvq.dump import anatomy, disk, estimate, placement, records  # noqa: E402
 from kvq.dump import program as dump_qkv  # noqa: E402
 from kvq.dump.model import open_model_folder  # noqa: E402
 from kvq.errors import KvqError  # noqa: E402
@@ -367,6 +367,25 @@ def test_layers_on_several_devices_give_the_same_dump(model, tmp_path, monkeypat
     for index, layer in one.layers.items():
         for name, stored in layer.stored.items():
             np.testing.assert_allclose(two.layers[index].stored[name], stored, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("offload", [False, True], ids=["on another device", "offloaded"])
+def test_a_norm_is_copied_without_the_hook_that_spreads_a_model(offload):
+    """The meta device stands for a GPU: what the hook moves there has no numbers any more."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    norm = torch.nn.RMSNorm(8)
+    torch.nn.init.uniform_(norm.weight)
+    weights = {"weight": norm.weight.detach().clone()}
+    x = np.random.default_rng(0).standard_normal((3, 2, 8))
+    expected = anatomy.Norm(norm, (1, 3, 2, 8), 3)(x)
+    device = "cpu" if offload else "meta"
+    hooks.add_hook_to_module(
+        norm, hooks.AlignDevicesHook(execution_device=device, offload=offload, weights_map=weights)
+    )
+    if not offload:  # a weight on the meta device would have no numbers either
+        norm.weight = torch.nn.Parameter(weights["weight"])
+    np.testing.assert_array_equal(anatomy.Norm(norm, (1, 3, 2, 8), 3)(x), expected)
+    assert norm.weight.device.type == ("meta" if offload else "cpu"), "the model is as it was"
 
 
 def test_weights_that_are_no_plain_numbers_are_read_through_the_module():

@@ -80,13 +80,29 @@ def cut_heads(how: str, tensor: str, x: np.ndarray, heads: tuple[int, int], dim:
     return (groups[:, :, :group] if tensor == "q" else groups[:, :, group : group + 1]).reshape(tokens, own, dim)
 
 
+def plain_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy in CPU memory without hooks. accelerate's hook moves inputs to the module's device, and weights that it
+    keeps elsewhere between calls."""
+    hook = getattr(module, "_hf_hook", None)
+    if hook is not None:
+        hook.pre_forward(module)
+    try:
+        copied = copy.deepcopy(module, {id(hook): None})  # the hook may hold the weights of the whole model
+    finally:
+        if hook is not None:
+            hook.post_forward(module, None)
+    for part in copied.modules():
+        for name in ("_hf_hook", "_old_forward", "forward"):  # what accelerate sets
+            part.__dict__.pop(name, None)
+        part._forward_hooks.clear()
+    return copied.cpu()
+
+
 class Norm:
     """A QK-norm: the model's own module, copied to float64, on heads in the arrangement in which the model calls it."""
 
     def __init__(self, module: torch.nn.Module, input_shape: tuple[int, ...], tokens: int):
-        self.module = copy.deepcopy(module).cpu().double()
-        for part in self.module.modules():  # a copy has the hooks of the original
-            part._forward_hooks.clear()
+        self.module = plain_copy(module).double()
         self.flat = len(input_shape) == 3
         self.heads_first = len(input_shape) == 4 and input_shape[2] == tokens and input_shape[1] != tokens
 
