@@ -1,5 +1,6 @@
 #include "inspect/verdict.h"
 
+#include "common/stable_order.h"
 #include "inspect/serving.h"
 #include "report/dot_plot.h"
 #include "report/page.h"
@@ -20,8 +21,8 @@ namespace {
 
 constexpr const char* kError = "output_rel_mse";
 
-/// Built-in schemes that people serve today, or that name a plain cache of 4 bits.
-constexpr std::array<std::string_view, 2> kFp8 = {"fp8", "fp8-head"};
+/// Built-in schemes of the caches that serving engines offer with 8 bits, and of 4-bit caches without calibration.
+constexpr std::array<std::string_view, 3> kFp8 = {"fp8", "fp8-head", "fp8-unscaled"};
 constexpr std::array<std::string_view, 6> kFourBits = {"naive-int4", "quarot-int4", "saw-int4",
                                                        "nvfp4",      "kivi-4",      "symmetric-norm-4"};
 
@@ -45,7 +46,7 @@ Yardsticks yardsticks_of(const std::vector<EvaluatedScheme>& schemes) {
     found.four_bits = found.four_bits || four_bits;
     if (s == 0 || fp8 || four_bits) found.rows.push_back(s);
   }
-  std::stable_sort(found.rows.begin(), found.rows.end(), [&](std::size_t a, std::size_t b) {
+  sort_stably(found.rows, [&](std::size_t a, std::size_t b) {
     return metric_of(*schemes[a].json, "effective_bits") > metric_of(*schemes[b].json, "effective_bits");
   });
   return found;
