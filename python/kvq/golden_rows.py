@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .artifact import GoldenRows, LayerPlan, SidePlan
-from .packing import CodedRows, decode, encode, pack, quiet, squared_distances
+from .packing import CodedRows, decode, encode, expect_finite, pack, quiet, squared_distances
 
 PROBE = np.float32(2**-18)  # size of the step that moves x_rot, relative to the row's largest channel
 CENTROID_GAP = np.float32(2**-14)
@@ -24,12 +24,13 @@ class CodedSide:
 
 
 def code_side(plan: SidePlan, x: np.ndarray) -> CodedSide:
-    """Quantizes rows x [N, Hkv, D] by a plan."""
+    """Quantizes rows x [N, Hkv, D] by a plan. raises ValueError for rows that overflow in the rotation"""
     heads = x.transpose(1, 0, 2)
     chosen = choose_centroids(plan, heads)
     packed, firm, decoded = [], [], []
     for head, (rows, (index, clear)) in enumerate(zip(heads, chosen)):
         x_rot, scheme = plan.rotate(rows, head, index), plan.scheme_of(head)
+        expect_finite(x_rot)
         coded = with_index(encode(x_rot, scheme), index)
         packed.append(pack(coded, scheme))
         firm.append(clear & survives_probes(plan, head, x_rot, index, packed[-1]))

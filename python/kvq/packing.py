@@ -17,6 +17,8 @@ LARGEST = np.finfo(np.float32).max
 ZERO = np.float32(0)
 HALF = np.float32(0.5)
 STORED_DTYPES = {"fp16": "<f2", "bf16": "<u2", "fp32": "<f4"}
+NAN = np.uint32(0x7FC00000).view(np.float32)  # in the numbers of poisoned rows
+BF16_NAN = np.uint16(0x7FC0)
 TWO = np.float32(2)
 FOUR = np.float32(4)
 # Elements of the largest temporary array of the trellis search and of the centroid search, so that the array fits a
@@ -48,11 +50,11 @@ def quiet(function):
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
-    """float32 -> uint16 patterns of R(x): nearest even, saturating."""
+    """float32 -> uint16 patterns of R(x): nearest even, saturating; NaN stays NaN."""
     bits = x.view(np.uint32).astype(np.uint64)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    sign = rounded & np.uint16(0x8000)
-    return sign | np.minimum(rounded & np.uint16(0x7FFF), np.uint16(0x7F7F))
+    sign = (bits >> 16).astype(np.uint16) & np.uint16(0x8000)
+    return np.where(np.isnan(x), sign | BF16_NAN, sign | np.minimum(rounded & np.uint16(0x7FFF), np.uint16(0x7F7F)))
 
 
 def from_bf16_bits(bits: np.ndarray) -> np.ndarray:
@@ -77,6 +79,30 @@ def from_stored(stored: np.ndarray, scale_type: str) -> np.ndarray:
 def round_to(x: np.ndarray, scale_type: str) -> np.ndarray:
     """R(x), widened again to float32."""
     return from_stored(to_stored(x, scale_type), scale_type)
+
+
+# Rows that are not finite
+
+
+def finite_rows(x: np.ndarray) -> np.ndarray:
+    """bool [N]: whether all channels of rows x [N, D] are finite. Other rows are poisoned."""
+    return np.isfinite(x).all(axis=1)
+
+
+def expect_finite(x: np.ndarray) -> None:
+    """For readers whose rows are finite if their input is sound; raises ValueError for other rows x [N, D]."""
+    if not finite_rows(x).all():
+        raise ValueError("rows to encode: expected finite numbers")
+
+
+def is_poisoned(numbers: np.ndarray) -> np.ndarray:
+    """bool [N]: whether numbers [N, ...] are those of poisoned rows. False for rows without numbers."""
+    return np.isnan(numbers[:, :1]).any(axis=1)
+
+
+def exact_bits(x: np.ndarray) -> np.ndarray:
+    """float32 -> uint16 patterns of exact rows: R(x), and NaN for what is not finite."""
+    return np.where(np.isfinite(x), to_bf16_bits(x), BF16_NAN)
 
 
 # Building blocks
@@ -310,23 +336,25 @@ CODERS = {"affine": encode_affine, "symmetric": encode_symmetric, "codebook": en
 
 @quiet
 def encode(x: np.ndarray, scheme: AnyScheme) -> CodedRows:
-    """Quantizes finite rows.
+    """Quantizes rows. A row with NaN or infinity is poisoned: codes 0, NaN in all numbers.
 
     x: float32 [N, D], already centered and rotated
-    raises ValueError for rows that are not finite, not float32, or not whole groups
+    raises ValueError for rows that are not float32 or not whole groups
     """
     if x.dtype != np.float32 or x.ndim != 2:
         raise ValueError(f"rows to encode: expected float32 [N, D], found {x.dtype} {list(x.shape)}")
-    if not np.isfinite(x).all():
-        raise ValueError("rows to encode: expected finite numbers")
     if scheme.coder == "exact":
-        return CodedRows(to_bf16_bits(np.ascontiguousarray(x)), np.zeros((len(x), 0), np.float32))
+        return CodedRows(exact_bits(np.ascontiguousarray(x)), np.zeros((len(x), 0), np.float32))
+    poisoned = ~finite_rows(x)
+    x = np.where(poisoned[:, None], ZERO, x)
     codes, numbers = np.zeros(x.shape, np.uint8), [np.zeros((len(x), 0), np.float32)]
     for part in scheme.segments(x.shape[1]):
         channels = slice(part.begin, part.end)
         codes[:, channels], own = encode_segment(np.ascontiguousarray(x[:, channels]), part.scheme)
         numbers += own
-    return CodedRows(codes, np.concatenate(numbers, axis=1))
+    numbers = np.concatenate(numbers, axis=1)
+    codes[poisoned], numbers[poisoned] = 0, NAN
+    return CodedRows(codes, numbers)
 
 
 def encode_segment(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -342,6 +370,7 @@ def decode(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
     if scheme.coder == "exact":
         return from_bf16_bits(rows.codes)
     x, first = np.zeros(rows.codes.shape, np.float32), 0
+    x[is_poisoned(rows.numbers)] = NAN  # for channels of width 0
     for part in scheme.segments(x.shape[1]):
         channels = slice(part.begin, part.end)
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
@@ -396,7 +425,8 @@ def pack(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
     end = begin + scheme.number_bytes(dim)
     packed[:, begin:end] = np.ascontiguousarray(to_stored(rows.numbers, scheme.scale_type)).view(np.uint8)
     if rows.index is not None:
-        stored = rows.index.astype("<u2")[:, None].view(np.uint8)
+        index = np.where(is_poisoned(rows.numbers), 0, rows.index)
+        stored = index.astype("<u2")[:, None].view(np.uint8)
         size = index_bytes(scheme.centroids)
         packed[:, end : end + size] = stored[:, :size]
     return packed

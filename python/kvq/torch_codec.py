@@ -35,6 +35,11 @@ def round_to(x: torch.Tensor, scale_type: str) -> torch.Tensor:
     return x.clamp(-largest, largest).to(dtype).float()
 
 
+def exact_rows(x: torch.Tensor) -> torch.Tensor:
+    """x as exact rows give it back: R(x), and NaN for what is not finite."""
+    return torch.where(x.isfinite(), round_to(x, "bf16"), number(torch.nan, x))
+
+
 def square_root(x: torch.Tensor) -> torch.Tensor:
     """Correctly rounded. torch.sqrt on float32 is not, because it may call a vector library with errors of one unit.
 
@@ -233,9 +238,10 @@ def smallest(paths: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
 
 
 def first_smallest(cost: torch.Tensor) -> torch.Tensor:
-    """cost [S, N] -> index of the minimum, the first on a tie, int64 [N]. torch.argmin promises no order on ties."""
-    place = torch.arange(len(cost), device=cost.device)[:, None]
-    return torch.where(cost == cost.amin(0), place, len(cost)).amin(0)
+    """cost [S, N] -> index of the minimum, the first on a tie, int64 [N]; NaN is a tie of all. torch.argmin promises no
+    order on ties."""
+    place, least = torch.arange(len(cost), device=cost.device)[:, None], cost.amin(0)
+    return torch.where((cost == least) | least.isnan(), place, len(cost)).amin(0)
 
 
 def trace_back(state: torch.Tensor, oldest: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
@@ -281,23 +287,27 @@ CODERS = {"affine": affine, "symmetric": symmetric, "codebook": table, "trellis"
 
 
 def encode(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes finite rows x [N, D] float32; not for exact rows.
+    """Quantizes rows x [N, D] float32; not for exact rows. A row with NaN or infinity is poisoned: codes 0, NaN in all
+    numbers.
 
     returns (codes uint8 [N, D], numbers float32 [N, G * (1 or 2)] in the order of the bytes)
     """
     codes, found = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), [x.new_zeros(len(x), 0)]
+    poisoned = ~x.isfinite().all(1, keepdim=True)
+    x = torch.where(poisoned, number(0.0, x), x)
     for part in scheme.segments(x.shape[1]):
         channels, own = x[:, part.begin : part.end], part.scheme
         groups = clip_rows(channels, own).reshape(len(x), own.groups(channels.shape[1]), own.group_size)
         coded, more = CODERS[own.coder](groups, own)
         codes[:, part.begin : part.end] = coded.reshape(channels.shape).to(torch.uint8)
         found += [each.squeeze(2) for each in more]
-    return codes, torch.cat(found, dim=1)
+    return codes.masked_fill_(poisoned, 0), torch.cat(found, dim=1).masked_fill_(poisoned, torch.nan)
 
 
 def decode(codes: torch.Tensor, numbers: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
     """x_hat, float32 [N, D]."""
     x, first = torch.zeros(codes.shape, dtype=torch.float32, device=codes.device), 0
+    x.masked_fill_(numbers[:, :1].isnan().any(1, keepdim=True), torch.nan)  # channels of width 0 in poisoned rows
     for part in scheme.segments(x.shape[1]):
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
         own = numbers[:, first : first + count]
@@ -326,5 +336,5 @@ def decode_segment(codes: torch.Tensor, numbers: torch.Tensor, scheme: Scheme) -
 def fake_quantize(x: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
     """x [N, D] after encoding and decoding."""
     if scheme.coder == "exact":
-        return round_to(x, "bf16")
+        return exact_rows(x)
     return decode(*encode(x, scheme), scheme)

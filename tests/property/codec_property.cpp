@@ -2,6 +2,7 @@
 
 #include "support/compare.h"
 #include "support/packing_reference.h"
+#include "support/random_data.h"
 #include "support/schemes.h"
 
 #include <rapidcheck/catch.h>
@@ -96,6 +97,20 @@ TEST_CASE("Any finite row is coded as the text of the format says, bit for bit",
   });
   rc::prop("all patterns", [same] {
     for (int i = 0; i < kRowsPerCase; ++i) same(*row_of(finite_number()));
+  });
+}
+
+TEST_CASE("A row with a channel that is not finite has codes 0 and NaN in all its numbers", "[codec][property]") {
+  rc::prop("some channels of any row", [] {
+    Row row = *row_of(finite_number());
+    test::Random random(*rc::gen::arbitrary<std::uint64_t>());
+    test::spoil(row.x, random);
+    const Coded found = coded(row);
+    const test::ReferenceRow expected = test::reference_row(row.coder, row.clip, row.x);
+    RC_ASSERT(found.codes == std::vector<std::uint8_t>(row.x.size(), 0));
+    RC_ASSERT(test::first_bit_difference(found.numbers, expected.numbers) == "");
+    for (const float number : found.numbers) RC_ASSERT(std::bit_cast<std::uint32_t>(number) == 0x7fc00000u);
+    for (const float x : found.decoded) RC_ASSERT(std::isnan(x));
   });
 }
 

@@ -107,6 +107,23 @@ TEST_CASE("Any finite row in the codes of 1.1 is coded as the text of the format
   rc::prop("all patterns", [same] { same(*row_of(finite_number())); });
 }
 
+TEST_CASE("A row of 1.1 codes is poisoned if and only if a channel is not finite", "[codec][property]") {
+  rc::prop("some channels of any row", [] {
+    Row row = *row_of(finite_number());
+    const Coded before = coded(row);
+    test::Random random(*rc::gen::arbitrary<std::uint64_t>());
+    test::spoil(row.x, random);
+    const Coded found = coded(row);
+    const test::ReferenceBytes expected = test::reference_plan_row(row.plan, 0, 0, row.x);
+    RC_ASSERT(found.codes == std::vector<std::uint8_t>(row.x.size(), 0));
+    RC_ASSERT(test::first_bit_difference(found.numbers, expected.numbers) == "");
+    RC_ASSERT(test::first_bit_difference(found.decoded, expected.decoded) == "");
+    for (const float number : found.numbers) RC_ASSERT(std::isnan(number));
+    for (const float number : before.numbers) RC_ASSERT(std::isfinite(number));
+    for (const float x : found.decoded) RC_ASSERT(std::isnan(x) || found.numbers.empty());
+  });
+}
+
 TEST_CASE("Any row in the codes of 1.1 survives its bytes, and its numbers are finite and of their type",
           "[codec][property]") {
   rc::prop("any finite row", [] {

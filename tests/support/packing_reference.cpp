@@ -108,7 +108,18 @@ std::vector<double> clipped(std::span<const float> row, double clip_ratio) {
   return x;
 }
 
+/// The row of codes 0 and NaNs.
+ReferenceRow poisoned_row(const UniformCoder& coder, std::size_t dim) {
+  const std::size_t numbers = dim / static_cast<std::size_t>(coder.group_size) *
+                              (coder.levels == UniformLevels::affine ? std::size_t{2} : std::size_t{1});
+  return {std::vector<std::uint8_t>(dim, 0), std::vector<float>(numbers, kPoison), std::vector<float>(dim, kPoison)};
+}
+
 }  // namespace
+
+bool all_finite(std::span<const float> row) {
+  return std::all_of(row.begin(), row.end(), [](float x) { return std::abs(static_cast<double>(x)) <= kLargest; });
+}
 
 double nearest(double value, int precision, int min_exponent, double largest) {
   if (value == 0.0 || std::isnan(value)) return value;
@@ -130,6 +141,7 @@ double nearest_in(ScaleType type, double value) {
 }
 
 ReferenceRow reference_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row) {
+  if (!all_finite(row)) return poisoned_row(coder, row.size());
   const std::vector<double> x =
       coder.rule == ScaleRule::minmax ? clipped(row, clip_ratio) : std::vector<double>(row.begin(), row.end());
   ReferenceRow result;

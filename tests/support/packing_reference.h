@@ -2,6 +2,7 @@
 
 #include <kvq/plan/scheme.h>
 
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,6 +19,10 @@ double nearest(double value, int precision, int min_exponent, double largest);
 double nearest_f16(double value);
 double nearest_bf16(double value);
 double nearest_in(ScaleType type, double value);
+
+/// The NaN in codes and decoded channels of rows that are not finite.
+constexpr auto kPoison = std::bit_cast<float>(0x7fc00000u);
+bool all_finite(std::span<const float> row);
 
 struct ReferenceRow {
   std::vector<std::uint8_t> codes;

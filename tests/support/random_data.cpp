@@ -48,4 +48,14 @@ float any_finite(Random& random) {
   }
 }
 
+float any_not_finite(Random& random) {
+  const std::uint32_t pattern = random.bits() | 0x7f800000u;
+  return std::bit_cast<float>(random.integer(0, 2) == 0 ? pattern & 0xff800000u : pattern);
+}
+
+void spoil(std::vector<float>& row, Random& random) {
+  for (int count = random.integer(1, 3); count > 0; --count)
+    row[static_cast<std::size_t>(random.integer(0, static_cast<int>(row.size()) - 1))] = any_not_finite(random);
+}
+
 }  // namespace kvq::test

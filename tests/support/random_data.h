@@ -28,5 +28,9 @@ std::vector<float> rows_with_outliers(std::size_t rows, int dim, std::uint64_t s
 
 /// Any finite binary32; every bit pattern is equally likely, so all exponents, subnormals and both zeros occur.
 float any_finite(Random& random);
+/// NaN of any pattern, or an infinity.
+float any_not_finite(Random& random);
+/// Puts numbers that are not finite into 1 to 3 random channels.
+void spoil(std::vector<float>& row, Random& random);
 
 }  // namespace kvq::test

@@ -234,6 +234,13 @@ ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::
   return reference_symmetric(width, rule, trellis.scale_type, x);
 }
 
+/// A group of a row that is not finite.
+ReferenceGroup poisoned_group(std::size_t channels) {
+  return {.codes = std::vector<std::uint8_t>(channels, 0),
+          .scale = kPoison,
+          .decoded = std::vector<float>(channels, kPoison)};
+}
+
 void append_stream(std::vector<std::byte>& bytes, std::span<const std::uint8_t> codes, int bits) {
   for (const std::uint8_t byte : reference_stream(codes, bits)) bytes.push_back(static_cast<std::byte>(byte));
 }
@@ -253,6 +260,7 @@ void append_numbers(std::vector<std::byte>& bytes, ScaleType type, std::span<con
 ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centroid, std::span<const float> row) {
   const ScaleType type = scale_type(plan.coder);
   const std::size_t scale = type == ScaleType::fp32 ? 4 : 2;
+  const bool poisoned = !all_finite(row);
   ReferenceBytes result;
   std::size_t j = 0;
   while (j < row.size()) {
@@ -269,13 +277,18 @@ ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centr
       result.decoded.resize(row.size(), 0.0f);
     } else {
       const ReferenceGroup group =
-          reference_group(plan.coder, kv_head, static_cast<int>(width), row.subspan(j, end - j));
+          poisoned ? poisoned_group(end - j)
+                   : reference_group(plan.coder, kv_head, static_cast<int>(width), row.subspan(j, end - j));
       result.codes.insert(result.codes.end(), group.codes.begin(), group.codes.end());
       result.decoded.insert(result.decoded.end(), group.decoded.begin(), group.decoded.end());
       result.numbers.push_back(group.scale);
       if (plan.allocation) append_stream(result.bytes, group.codes, width > 4 ? 8 : static_cast<int>(width));
     }
     j = end;
+  }
+  if (poisoned && !result.numbers.empty()) {
+    centroid = 0;
+    result.decoded.assign(row.size(), kPoison);  // channels of width 0, too
   }
   if (plan.allocation) {
     while (result.bytes.size() % scale != 0) result.bytes.push_back(std::byte{0});

@@ -21,10 +21,10 @@ float clip_threshold(std::span<const float> row, double clip_ratio);
 int numbers_per_row(const UniformCoder& coder, int dim);
 
 /// Quantizes one row.
-/// @param row      [D] finite
+/// @param row      [D]; if a channel is not finite, the row is poisoned (poisoned.h)
 /// @param codes    [D], each below 2^bits
 /// @param numbers  [G] scales, then for affine [G] minima or zero-points; each representable in the scale type
-/// @throws         Error{numerical} for a NaN or Inf, Error{internal} if extents disagree
+/// @throws         Error{internal} if extents disagree
 void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row, std::span<std::uint8_t> codes,
                 std::span<float> numbers);
 
@@ -47,8 +47,8 @@ void unpack_codes(std::span<const std::byte> bytes, int bits, std::span<std::uin
 void store_numbers(ScaleType type, std::span<const float> numbers, std::span<std::byte> bytes);
 void load_numbers(ScaleType type, std::span<const std::byte> bytes, std::span<float> numbers);
 
-/// Quantizes and dequantizes one row of one width in place. Exact rows are rounded to bfloat16. For many rows, and for
-/// mixed widths, see RowCodec.
+/// Quantizes and dequantizes one row of one width in place. Exact rows are rounded to bfloat16; a channel that is not
+/// finite becomes NaN. For many rows, and for mixed widths, see RowCodec.
 void quantize_row(const Coder& coder, double clip_ratio, std::span<float> row);
 void quantize_exact(std::span<float> row);
 
@@ -62,7 +62,8 @@ void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_
 
 /// Replaces rows by those that attention reads when `plan` stores them: rotated, quantized, dequantized, rotated back.
 /// x is [rows, D] of one KV head, in place.
-/// @throws Error{internal} for centroids of scope joint, whose index needs all heads: see reconstruct_heads()
+/// @throws Error{numerical} if a rotated row is not finite, because tools refuse poisoned rows; Error{internal} for
+/// centroids of scope joint, whose index needs all heads: see reconstruct_heads()
 void reconstruct(const TensorPlan& plan, int kv_head, std::span<float> x, int dim);
 /// The same for all KV heads: x is [H, rows, D].
 void reconstruct_heads(const TensorPlan& plan, int num_kv_heads, std::span<float> x, int dim);

@@ -1,5 +1,6 @@
 #include <kvq/codec/codec.h>
 #include <kvq/codec/golden_rows.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
@@ -101,6 +102,7 @@ class SideCoder {
             std::span<float> decoded) {
     std::vector<float> x_rot(dim_), x_hat(dim_);
     rotate_row(plan_, static_cast<int>(head), x, x_rot, choice.centroid);
+    expect_finite(x_rot);
     pack(head, choice.centroid, x_rot, bytes);
     if (exact_) {
       x_hat = x_rot;
@@ -117,7 +119,7 @@ class SideCoder {
   void pack(std::size_t head, int centroid, std::span<const float> x_rot, std::span<std::uint8_t> bytes) {
     if (exact_) {
       for (std::size_t j = 0; j < dim_; ++j) {
-        const std::uint16_t bits = float_to_bf16(x_rot[j]);
+        const std::uint16_t bits = exact_bits(x_rot[j]);
         bytes[2 * j] = static_cast<std::uint8_t>(bits & 0xff);
         bytes[2 * j + 1] = static_cast<std::uint8_t>(bits >> 8);
       }

@@ -1,5 +1,6 @@
 #include <kvq/codec/codec.h>
 #include <kvq/codec/page_codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 
@@ -56,7 +57,8 @@ void check_row(const TileSide& side, ScaleType type, std::size_t codes, std::siz
              numbers == static_cast<std::size_t>(side.groups() * side.numbers));
 }
 
-void store_bf16(float value, std::span<std::byte> all, std::int64_t offset) {
+void store_exact(float x, std::span<std::byte> all, std::int64_t offset) {
+  const float value = bf16_to_float(exact_bits(x));
   store_numbers(ScaleType::bf16, std::span{&value, 1}, all.subspan(static_cast<std::size_t>(offset), 2));
 }
 
@@ -73,7 +75,7 @@ std::int64_t window_offset(const WindowLayout& layout, Side side, int head, int 
 }
 
 void check_window(const WindowLayout& layout, Side side, int head, int row, std::size_t dim, std::size_t slot_bytes) {
-  KVQ_ASSERT(head >= 0 && head < layout.num_kv_heads && row >= 0 && row < layout.sink_rows + layout.ring_rows);
+  KVQ_ASSERT(head >= 0 && head < layout.num_kv_heads && row >= 0 && row < layout.rows);
   KVQ_ASSERT(dim == static_cast<std::size_t>(side == Side::v ? layout.v.head_dim : layout.k.head_dim));
   KVQ_ASSERT(slot_bytes == static_cast<std::size_t>(layout.slot_bytes()));
 }
@@ -113,8 +115,8 @@ void store_page_row(const PageLayout& layout, Side side, int head, int slot, std
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
   KVQ_ASSERT(tile.format.exact() && row.size() == static_cast<std::size_t>(tile.format.head_dim));
   for (int channel = 0; channel < tile.format.head_dim; ++channel)
-    store_bf16(row[static_cast<std::size_t>(channel)], tile.bytes,
-               exact_offset(tile.format.head_dim, tile.token, channel));
+    store_exact(row[static_cast<std::size_t>(channel)], tile.bytes,
+                exact_offset(tile.format.head_dim, tile.token, channel));
 }
 
 void load_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page,
@@ -130,7 +132,7 @@ void store_window_row(const WindowLayout& layout, Side side, int head, int windo
                       std::span<std::byte> slot) {
   check_window(layout, side, head, window_row, row.size(), slot.size());
   for (std::size_t channel = 0; channel < row.size(); ++channel)
-    store_bf16(row[channel], slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));
+    store_exact(row[channel], slot, window_offset(layout, side, head, window_row, static_cast<int>(channel)));
 }
 
 void load_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const std::byte> slot,

@@ -33,7 +33,7 @@ void load_page_row(const PageLayout& layout, Side side, int head, int slot, std:
 /// Exact rows of the windows.
 /// @param window_row  WindowLayout::row() of a position
 /// @param row         [D] x_rot, rounded to bfloat16
-/// @param slot        [slot_bytes()], one sequence's
+/// @param slot        [slot_bytes()], one sink slot or ring
 void store_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const float> row,
                       std::span<std::byte> slot);
 void load_window_row(const WindowLayout& layout, Side side, int head, int window_row, std::span<const std::byte> slot,

@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
@@ -73,6 +74,7 @@ namespace {
 void reconstruct_row(const TensorPlan& plan, const RowCodec& codec, int kv_head, int centroid, std::span<float> row) {
   std::vector<float> rotated(row.size());
   rotate_row(plan, kv_head, row, rotated, centroid);
+  expect_finite(rotated);
   codec.quantize(rotated);
   unrotate_row(plan, kv_head, rotated, row, centroid);
 }

@@ -1,5 +1,6 @@
 #include <kvq/codec/arithmetic.h>
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 
@@ -19,13 +20,6 @@ TensorPlan plan_of(const Coder& coder, double clip_ratio) {
   if (scale_rule(coder) == ScaleRule::minmax) plan.clip_ratio = {clip_ratio};
   plan.rotation.scope = Scope::layer;
   return plan;
-}
-
-void check_finite(std::span<const float> row) {
-  for (std::size_t i = 0; i < row.size(); ++i)
-    if (!std::isfinite(row[i]))
-      throw Error{ErrorKind::numerical,
-                  fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
 }
 
 /// The symmetric coder of a width without theta, or of a group too short for the trellis (packing.md, "Mixed widths").
@@ -125,7 +119,7 @@ void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes,
   KVQ_ASSERT(!exact_ && row.size() == static_cast<std::size_t>(dim_) && codes.size() == row.size() &&
              numbers.size() == static_cast<std::size_t>(num_numbers_));
   if (uniform_) return encode_row(*uniform_, clip_ratio_, row, codes, numbers);
-  check_finite(row);
+  if (!is_finite(row)) return poison(codes, numbers);
   std::fill(codes.begin(), codes.end(), std::uint8_t{0});  // channels of width 0
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
@@ -139,7 +133,7 @@ void RowCodec::decode(std::span<const std::uint8_t> codes, std::span<const float
   KVQ_ASSERT(!exact_ && out.size() == static_cast<std::size_t>(dim_) && codes.size() == out.size() &&
              numbers.size() == static_cast<std::size_t>(num_numbers_));
   if (uniform_) return decode_row(*uniform_, codes, numbers, out);
-  std::fill(out.begin(), out.end(), 0.0f);
+  std::fill(out.begin(), out.end(), is_poisoned(numbers) ? numbers[0] : 0.0f);  // channels of width 0
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
@@ -161,6 +155,7 @@ void RowCodec::pack(std::span<const std::uint8_t> codes, std::span<const float> 
                              (count * static_cast<std::size_t>(segment.stored_bits) + 7) / 8));
   }
   store_numbers(type_, numbers, bytes.subspan(static_cast<std::size_t>(layout_.numbers_offset)));
+  if (is_poisoned(numbers)) centroid = 0;
   const auto index = bytes.subspan(static_cast<std::size_t>(layout_.index_offset));
   for (int i = 0; i < layout_.index_bytes; ++i)
     index[static_cast<std::size_t>(i)] = static_cast<std::byte>((centroid >> (8 * i)) & 0xff);

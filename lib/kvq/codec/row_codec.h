@@ -25,12 +25,13 @@ class RowCodec {
   int num_numbers() const { return num_numbers_; }
   const RowLayout& layout() const { return layout_; }
 
-  /// @param row      [D] finite; @param codes [D]; @param numbers [num_numbers()]
-  /// @throws         Error{numerical} for a NaN or Inf. Not for exact rows, which have no codes.
+  /// @param row      [D], poisoned if a channel is not finite (poisoned.h); @param codes [D]
+  /// @param numbers  [num_numbers()]. Not for exact rows, which have no codes.
   void encode(std::span<const float> row, std::span<std::uint8_t> codes, std::span<float> numbers) const;
   void decode(std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<float> out) const;
 
-  /// Bytes of one row; `bytes` is the side's row size, at least layout().row_bytes. `centroid` is 0 without centroids.
+  /// Bytes of one row; `bytes` is the side's row size, at least layout().row_bytes. `centroid` is 0 without centroids;
+  /// a poisoned row stores 0 in any case.
   void pack(std::span<const std::uint8_t> codes, std::span<const float> numbers, int centroid,
             std::span<std::byte> bytes) const;
   int unpack(std::span<const std::byte> bytes, std::span<std::uint8_t> codes, std::span<float> numbers) const;

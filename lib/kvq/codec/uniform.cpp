@@ -1,5 +1,6 @@
 #include <kvq/codec/arithmetic.h>
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 
@@ -102,13 +103,6 @@ void encode_symmetric(const UniformCoder& coder, std::span<const float> x, std::
   scale = step == 0.0f ? 0.0f : refit_scale(coder, x, codes, e);
 }
 
-void check_finite(std::span<const float> row) {
-  for (std::size_t i = 0; i < row.size(); ++i)
-    if (!std::isfinite(row[i]))
-      throw Error{ErrorKind::numerical,
-                  fmt::format("row to encode: channel {} is {}, expected a finite number", i, row[i])};
-}
-
 void check_row(const UniformCoder& coder, std::size_t dim, std::size_t codes, std::size_t numbers) {
   KVQ_ASSERT(coder.bits >= 1 && coder.bits <= 8);
   KVQ_ASSERT(coder.group_size >= 1 && coder.group_size <= kLargestGroup &&
@@ -143,7 +137,7 @@ int numbers_per_row(const UniformCoder& coder, int dim) { return dim / coder.gro
 void encode_row(const UniformCoder& coder, double clip_ratio, std::span<const float> row, std::span<std::uint8_t> codes,
                 std::span<float> numbers) {
   check_row(coder, row.size(), codes.size(), numbers.size());
-  check_finite(row);
+  if (!is_finite(row)) return poison(codes, numbers);  // before the clip, which would hide infinities
   std::array<float, kLargestGroup> clipped;
   const bool clips = coder.rule == ScaleRule::minmax && clip_ratio < 1.0;
   if (clips) {
@@ -181,8 +175,7 @@ void decode_row(const UniformCoder& coder, std::span<const std::uint8_t> codes, 
 }
 
 void quantize_exact(std::span<float> row) {
-  check_finite(row);
-  for (float& x : row) x = bf16_to_float(float_to_bf16(x));
+  for (float& x : row) x = bf16_to_float(exact_bits(x));
 }
 
 }  // namespace kvq

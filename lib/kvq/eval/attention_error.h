@@ -65,7 +65,7 @@ struct LayerError {
 /// @param with_windows  false: every token counts as quantized, without regard to the schemes' ExactTokens
 /// @param done          called with the finished part of the work, 0..1, from one thread
 /// @param with_context  whether to measure AttentionSums::context, too
-/// @throws Error{numerical} for rows that a coder refuses
+/// @throws Error{numerical} for rows that are not finite when they are coded
 std::vector<LayerError> attention_errors(const LayerActivations& layer, std::span<const StoredLayer> schemes,
                                          bool with_windows, const std::function<void(double)>& done = {},
                                          bool with_context = false);

@@ -60,7 +60,8 @@ struct EvalRequest {
 /// Measures all candidates on the dump, a few candidates at a time, so that memory does not grow with their number. A
 /// candidate with a path and no artifact is loaded only for that time. Artifacts must fit the dump, see check_model().
 /// @param say  called with the fraction that is done and the current work
-/// @throws Error{numerical} for rows that a coder refuses; Error{bad_input} if a loaded artifact does not fit the dump
+/// @throws Error{numerical} for rows that are not finite when they are coded; Error{bad_input} if a loaded artifact
+/// does not fit the dump
 std::vector<CandidateResult> evaluate(const Dump& dump, std::vector<Candidate>& candidates, const EvalRequest& request,
                                       const std::function<void(double, const std::string&)>& say);
 

@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/eval/kivi.h>
 
@@ -89,6 +90,7 @@ class KiviValues : public StoredSide {
   void restore(const ActivationTensor&, std::int64_t, int, std::span<float> rows) const override {
     parallel_for(static_cast<std::int64_t>(rows.size() / dim_), [&](std::int64_t token) {
       const auto row = rows.subspan(static_cast<std::size_t>(token) * dim_, dim_);
+      expect_finite(row);
       for (std::size_t first = 0; first < dim_; first += kGroup) {
         const std::size_t count = std::min(kGroup, dim_ - first);
         quantize_row(coder_of(bits_, count), 1.0, row.subspan(first, count));

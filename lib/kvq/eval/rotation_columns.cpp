@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
@@ -84,6 +85,7 @@ RotationColumns rotation_columns(const LayerActivations& layer, const TensorPlan
                                                 x.begin() + static_cast<std::ptrdiff_t>(borders[g + 1]));
       columns.group_range += (double{*hi} - double{*lo}) / static_cast<double>(borders.size() - 1);
     }
+    expect_finite(x);
     decoded = x;
     codec.quantize(decoded);
     for (std::size_t j = 0; j < d; ++j)

@@ -10,6 +10,7 @@
 #include "support/error_of.h"
 #include "support/featured_artifact.h"
 #include "support/random_data.h"
+#include "support/row_plans.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>
@@ -352,4 +353,21 @@ TEST_CASE("Golden rows of huge numbers fail the check, and do nothing worse", "[
   }
   bad.write(folder / "bad");
   CHECK(golden_check_fails(folder / "bad"));
+}
+
+TEST_CASE("Golden rows that overflow in the rotation are refused, also without values and outside the window",
+          "[artifact][golden_rows]") {
+  const Coder coders[] = {UniformCoder{.bits = 2, .group_size = 8},
+                          codebook_coder(2, 8, ScaleRule::norm, ScaleType::fp16, 1), ExactCoder{}};
+  for (const Coder& coder : coders) {
+    LayerPlan plan = small_plan(coder, 8);
+    plan.geometry.sliding_window = 1;
+    plan.k.rotation.matrix[0] = 4.0f;
+    GoldenTokens tokens{.first = 0, .count = 2};
+    tokens.q.resize(8);
+    tokens.k.resize(16);
+    tokens.k[0] = 0x7f7f;
+    CHECK(error_text([&] { code_golden_rows(plan, tokens); }) ==
+          "numerical: row to encode: channel 0 is inf, expected a finite number");
+  }
 }

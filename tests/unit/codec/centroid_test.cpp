@@ -135,6 +135,20 @@ TEST_CASE("Scope joint: the sum over heads decides, and all heads take the same 
   CHECK_THAT(test::error_text([&] { reconstruct(plan, 0, one, kDim); }), Catch::Matchers::StartsWith("internal: "));
 }
 
+TEST_CASE("A row that is not finite is nearest to the first centroid, and in scope joint so are all heads of its token",
+          "[codec][centroids]") {
+  test::Random random(12);
+  for (int round = 0; round < 50; ++round) {
+    const Centroids centroids = random_centroids(2, 7, 8, random.bits());
+    std::vector<float> x = test::gaussian(8, random.bits()), other = test::gaussian(8, random.bits()), sums(7);
+    test::spoil(x, random);
+    CHECK(nearest_centroid(centroids, 0, x) == 0);
+    add_centroid_distances(centroids, round % 2, x, sums);
+    add_centroid_distances(centroids, (round + 1) % 2, other, sums);
+    CHECK(std::min_element(sums.begin(), sums.end()) == sums.begin());
+  }
+}
+
 TEST_CASE("A row on a centroid is stored exactly", "[codec][centroids]") {
   TensorPlan plan;
   plan.coder = test::codebook_coder(2, 16, ScaleRule::norm, ScaleType::fp16, 1);

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -69,7 +70,7 @@ void check_windows(const test::PageVector& vector) {
   std::vector<std::byte> slot(vector.bytes.size(), std::byte{0});
   for (const test::PageVector::Row& row : vector.rows) {
     const std::vector<float> values = floats(row.exact);
-    const int window_row = layout.row(row.place, vector.sink_tokens);
+    const int window_row = layout.row(row.place);
     store_window_row(layout, row.side, row.head, window_row, values, slot);
     std::vector<float> back(values.size());
     load_window_row(layout, row.side, row.head, window_row, vector.bytes, back);
@@ -180,7 +181,7 @@ TEST_CASE("Pages and windows have the written bytes, and written bytes give the 
 
 TEST_CASE("Coded rows survive a full page of every format", "[codec]") {
   for (const Format& format : formats())
-    for (const int page_size : {16, 32, 64}) {
+    for (const int page_size : {16, 32, 64, 128}) {
       INFO(name(format) << ", page_size " << page_size);
       const LayerPlan plan = layer_plan(format);
       const PageLayout layout = page_layout_of(plan, page_size);
@@ -246,7 +247,7 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
     };
     const PageLayout pages = page_layout_of(plan, 32);
     if (dim * 4 % 128 == 0) plan.v->coder = UniformCoder{.bits = 4, .group_size = dim % 64 ? 32 : 64};
-    const WindowLayout windows = window_layout_of(page_layout_of(plan, 32), {.sink_tokens = 4, .recent_tokens = 30}, 1);
+    const WindowLayout windows = window_layouts_of(page_layout_of(plan, 32), {.recent_tokens = 30}, 3).rings;
     for (const Side side : kSides) {
       for (const int slot : {0, 13, 31}) {
         const auto before = random_bytes(pages.page_bytes(), 1);
@@ -258,7 +259,7 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
         CHECK(test::first_bit_difference(back, rounded) == "");
       }
       for (const int position : {0, 4, 40, 100}) {
-        const int window_row = windows.row(position, 4);
+        const int window_row = windows.row(position);
         const auto before = random_bytes(windows.slot_bytes(), 2);
         check_own_bits(before, dim * 16, [&](std::vector<std::byte>& slot) {
           store_window_row(windows, side, 1, window_row, row, slot);
@@ -269,6 +270,27 @@ TEST_CASE("Exact rows are rounded to bfloat16, survive pages and windows, and to
         CHECK(test::first_bit_difference(back, rounded) == "");
       }
     }
+  }
+}
+
+TEST_CASE("Exact rows in pages keep NaN, and turn infinities into NaN", "[codec]") {
+  const LayerPlan plan{
+      .layer = 0,
+      .geometry = {.num_q_heads = 1, .num_kv_heads = 1, .head_dim = 64, .v_head_dim = 64, .softmax_scale = 1.0},
+      .k = {},
+      .v = TensorPlan{},
+  };
+  const PageLayout pages = page_layout_of(plan, 16);
+  std::vector<float> row = test::gaussian(64, 6), expected = row, back(64);
+  row[3] = std::bit_cast<float>(0xffc12345u), row[4] = HUGE_VALF, row[63] = -HUGE_VALF, row[20] = 3.4e38f;
+  quantize_exact(expected);
+  for (const std::size_t at : {3u, 4u, 63u}) expected[at] = std::bit_cast<float>(0x7fc00000u);
+  expected[20] = bf16_to_float(0x7f7f);
+  std::vector<std::byte> page(static_cast<std::size_t>(pages.page_bytes()));
+  for (const Side side : kSides) {
+    store_page_row(pages, side, 0, 5, row, page);
+    load_page_row(pages, side, 0, 5, page, back);
+    CHECK(test::first_bit_difference(back, expected) == "");
   }
 }
 

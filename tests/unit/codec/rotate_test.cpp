@@ -1,15 +1,19 @@
 #include <kvq/codec/codec.h>
 
 #include "support/compare.h"
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random_data.h"
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 using namespace kvq;
+using Catch::Matchers::StartsWith;
 
 namespace {
 
@@ -211,4 +215,19 @@ TEST_CASE("Reconstructing is rotate, code, decode, rotate back, row after row, w
       CHECK(test::first_bit_difference(rows, expected) == "");
     }
   }
+}
+
+TEST_CASE("Reconstructing refuses rows that are not finite after the rotation", "[codec]") {
+  TensorPlan codes, exact = block_plan(4, {});
+  codes.rotation = exact.rotation;
+  codes.coder = UniformCoder{.bits = 3, .group_size = 4};
+  for (const TensorPlan& plan : {codes, exact})
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity(), 3e38f}) {
+      std::vector<float> rows(12, 1.0f), heads;
+      std::fill(rows.begin() + 4, rows.begin() + 8, bad);  // twice 3e38 in channel 0 overflows
+      heads = rows;
+      CHECK_THAT(test::error_text([&] { reconstruct(plan, 0, rows, 4); }), StartsWith("numerical: row to encode: "));
+      CHECK_THAT(test::error_text([&] { reconstruct_heads(plan, 1, heads, 4); }),
+                 StartsWith("numerical: row to encode: "));
+    }
 }

@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 
 #include "support/compare.h"
 #include "support/error_of.h"
@@ -9,6 +10,7 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -124,20 +126,70 @@ TEST_CASE("A constant or zero row comes back as it was, up to the rounding of it
   }
 }
 
-TEST_CASE("NaN and infinity are refused with a numerical error, wherever they stand", "[codec]") {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity()})
+TEST_CASE("One channel of NaN or infinity poisons the whole row, whatever its group, rule, width and clip", "[codec]") {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::signaling_NaN(),
+                          std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()})
     for (const std::size_t index : {0u, 3u, 7u}) {
       std::vector<float> row = {1, 2, 3, 4, 5, 6, 7, 8};
       row[index] = bad;
-      for (const UniformCoder& coder : test::all_schemes(4)) {
-        std::vector<std::uint8_t> codes(8);
-        std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, 8)));
-        CHECK_THAT(test::error_text([&] { encode_row(coder, 1.0, row, codes, numbers); }), StartsWith("numerical: "));
-        CHECK_THAT(test::error_text([&] { quantize_row(coder, 1.0, row); }), StartsWith("numerical: "));
-      }
-      CHECK_THAT(test::error_text([&] { quantize_row(ExactCoder{}, 1.0, row); }), StartsWith("numerical: "));
+      for (const UniformCoder& coder : test::all_schemes(4))
+        for (const double clip : {1.0, 0.5}) {
+          if (clip < 1.0 && coder.rule != ScaleRule::minmax) continue;
+          INFO(test::describe(coder) << ", clip " << clip << ", " << bad << " at " << index);
+          check_against_reference(coder, clip, row);
+          std::vector<std::uint8_t> codes(8, 255);
+          std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, 8)));
+          encode_row(coder, clip, row, codes, numbers);
+          CHECK(codes == std::vector<std::uint8_t>(8, 0));
+          for (const float x : decoded_row(coder, clip, row)) CHECK(std::isnan(x));
+        }
     }
+}
+
+TEST_CASE("The numbers of a poisoned row are the quiet NaN of their type", "[codec]") {
+  for (const UniformCoder& coder : test::all_schemes(4)) {
+    INFO(test::describe(coder));
+    std::vector<std::uint8_t> codes(8, 255);
+    std::vector<float> numbers(static_cast<std::size_t>(numbers_per_row(coder, 8))), back(numbers.size());
+    encode_row(coder, 1.0, std::vector<float>{1, 2, 3, -std::numeric_limits<float>::infinity(), 5, 6, 7, 8}, codes,
+               numbers);
+    std::vector<std::byte> bytes(static_cast<std::size_t>(row_bytes(coder, 8)), std::byte{0xa5}), expected;
+    pack_row(coder, codes, numbers, bytes);
+    expected.resize(static_cast<std::size_t>(coder.bits));  // eight codes
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const unsigned pattern = coder.scale_type == ScaleType::fp16   ? 0x7e00u
+                               : coder.scale_type == ScaleType::bf16 ? 0x7fc0u
+                                                                     : 0x7fc00000u;
+      for (int byte = 0; byte < scale_bytes(coder.scale_type); ++byte)
+        expected.push_back(static_cast<std::byte>(pattern >> (8 * byte) & 0xffu));
+    }
+    CHECK(bytes == expected);
+    unpack_row(coder, bytes, codes, back);
+    CHECK(test::first_bit_difference(back, numbers) == "");
+  }
+}
+
+TEST_CASE("A channel of NaN or infinity becomes NaN in an exact row, and changes no other", "[codec]") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  std::vector<float> row = {1, kInfinity, -kInfinity, std::bit_cast<float>(0xff800001u), kMax, -kMax, -0.0f, 2};
+  quantize_exact(row);
+  const std::vector<std::uint32_t> expected = {0x3f800000, 0x7fc00000, 0x7fc00000, 0x7fc00000,
+                                               0x7f7f0000, 0xff7f0000, 0x80000000, 0x40000000};
+  for (std::size_t i = 0; i < row.size(); ++i) CHECK(std::bit_cast<std::uint32_t>(row[i]) == expected[i]);
+}
+
+TEST_CASE("Tools refuse a row that is not finite, and name its channel", "[codec]") {
+  std::vector<float> row(130, kMax);
+  CHECK(is_finite(row));
+  CHECK(is_finite({}));
+  CHECK(test::error_text([&] { expect_finite(row); }) == "no error");
+  row[129] = -std::numeric_limits<float>::infinity();
+  CHECK(!is_finite(row));
+  CHECK(test::error_text([&] { expect_finite(row); }) ==
+        "numerical: row to encode: channel 129 is -inf, expected a finite number");
+  row[7] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(test::error_text([&] { expect_finite(row); }) ==
+        "numerical: row to encode: channel 7 is nan, expected a finite number");
 }
 
 TEST_CASE("Extents that disagree are a programmer's mistake", "[codec]") {

@@ -644,11 +644,14 @@ TEST_CASE("Progress rises to 1 on one thread", "[eval]") {
   CHECK(parts.back() == 1.0);
 }
 
-TEST_CASE("Rows that a coder refuses end a measurement", "[eval]") {
+TEST_CASE("Rows that are not finite when they are coded end a measurement", "[eval]") {
   LayerActivations layer = test::make_layer({.dtype = DType::f32});
   const float infinite = HUGE_VALF;
   std::memcpy(layer.k.raw.data() + 100 * sizeof(float), &infinite, sizeof(float));
-  const auto error = test::error_of([&] { measure_one(layer, scheme_way(layer, "naive-int3").stored); });
-  REQUIRE(error.has_value());
-  CHECK(error->kind() == ErrorKind::numerical);
+  for (const char* scheme : {"naive-int3", "quarot-int2", "symmetric-norm-2", "tq-mse-2", "bf16"}) {
+    INFO(scheme);
+    const auto error = test::error_of([&] { measure_one(layer, scheme_way(layer, scheme).stored); });
+    REQUIRE(error.has_value());
+    CHECK(error->kind() == ErrorKind::numerical);
+  }
 }

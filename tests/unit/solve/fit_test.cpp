@@ -2,15 +2,18 @@
 #include <kvq/solve/fit.h>
 
 #include "support/compare.h"
+#include "support/error_of.h"
 #include "support/matrix.h"
 #include "support/random_data.h"
 
 #include <catch2/catch.hpp>
 
 #include <cmath>
+#include <limits>
 #include <set>
 
 using namespace kvq;
+using Catch::Matchers::StartsWith;
 
 namespace {
 
@@ -179,4 +182,19 @@ TEST_CASE("Clip ratios that cost the same go to the larger one", "[solve]") {
   const ClipChoice found = search_clip(std::span(&constant, 1), UniformCoder{.bits = 2, .group_size = 16});
   CHECK(found.ratio == 1.0);
   CHECK(found.cost == 0.0);
+}
+
+TEST_CASE("Costs of rows that are not finite are refused", "[solve]") {
+  for (const Coder& coder : kCoders)
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      RotatedData data = rotated_data(3, false, false);
+      data.rows[5 * kDim + 2] = bad;
+      const auto refused = [](auto cost) {
+        CHECK_THAT(test::error_text(cost), StartsWith("numerical: row to encode: "));
+      };
+      refused([&] { coding_cost(data, coder, 1.0); });
+      refused([&] { clip_cost(data, coder, 0.9); });
+      refused([&] { error_covariance(data, coder, 1.0); });
+      refused([&] { coding_cost(FitData{.dim = kDim, .rows = data.rows}, RowCodec(coder, 1.0, kDim)); });
+    }
 }
