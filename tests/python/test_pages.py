@@ -95,11 +95,14 @@ def row_of_page(vector: dict, data: bytes, side: str, head: int, slot: int) -> d
     return exact_row(tile, mine.D, slot % 16) if mine.exact else coded_row(tile, mine, side == "v", slot % 16)
 
 
+def window_row(position: int, rows: int) -> int:
+    return position % rows
+
+
 def row_of_windows(vector: dict, data: bytes, side: str, head: int, position: int) -> dict:
     k, v = Side(vector["k"]), Side(vector["v"])
-    sink_tokens, sink_rows, ring_rows = vector["sink_tokens"], vector["sink_rows"], vector["ring_rows"]
-    row = position if position < sink_tokens else sink_rows + (position - sink_tokens) % ring_rows
-    begin = (head * (sink_rows + ring_rows) // 16 + row // 16) * 32 * (k.D + v.D)
+    row = window_row(position, vector["window_rows"])
+    begin = (head * vector["window_rows"] // 16 + row // 16) * 32 * (k.D + v.D)
     if side == "k":
         return exact_row(data[begin:], k.D, row % 16)
     return exact_row(data[begin + 32 * k.D :], v.D, row % 16, v.place)
@@ -143,14 +146,14 @@ def test_nothing_but_the_rows_is_in_the_vector(vector):
 
 
 def test_vectors_file_is_what_the_text_gives():
-    assert FILE["format"] == "kvq-page-vectors" and FILE["version"] == "1.0"
+    assert FILE["format"] == "kvq-page-vectors" and FILE["version"] == "2.0"
     assert derived.vectors_text() == derived.VECTORS.read_text()
 
 
 def test_vectors_cover_what_pages_md_defines():
     pages = [v for v in VECTORS if v["kind"] == "page"]
     sides = [v[side] for v in pages for side in "kv"]
-    assert {v["page_size"] for v in pages} == {16, 32, 64}
+    assert {v["page_size"] for v in pages} == {16, 32, 64, 128}
     assert {(s["head_dim"], s["bits"]) for s in sides} >= {
         (128, 2),
         (128, 4),
@@ -165,7 +168,11 @@ def test_vectors_cover_what_pages_md_defines():
         (coder, scale_type) for coder in ("affine", "symmetric") for scale_type in ("fp16", "bf16")
     }
     assert {Side(s).W % 2 for s in sides if s["bits"] != 16} == {0, 1}
-    assert {v["v"]["bits"] for v in VECTORS if v["kind"] == "windows"} == {2, 4, 16}
+    windows = [v for v in VECTORS if v["kind"] == "windows"]
+    assert {v["v"]["bits"] for v in windows} == {2, 4, 16}
+    assert {Side(v["v"]).W for v in windows if v["v"]["bits"] != 16} >= {1, 2, 3, 4}
+    assert any(row["position"] >= v["window_rows"] for v in windows for row in v["rows"])
+    assert any(v["window_rows"] & v["window_rows"] - 1 for v in windows)  # not a power of two
     assert len({v["name"] for v in VECTORS}) == len(VECTORS)
 
 
@@ -243,6 +250,20 @@ def test_vectors_notice_a_misreading(name, monkeypatch):
 )
 def test_vectors_notice_another_exchange_of_chunks(wrong, monkeypatch):
     monkeypatch.setitem(globals(), "exact_byte", wrong)
+    assert noticed()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda position, rows: position % 16,
+        lambda position, rows: position & rows - 1,
+        lambda position, rows: (position - 4) % rows,
+    ],
+    ids=["one tile", "a mask", "behind the sinks"],
+)
+def test_vectors_notice_another_row_of_a_position(wrong, monkeypatch):
+    monkeypatch.setitem(globals(), "window_row", wrong)
     assert noticed()
 
 

@@ -83,8 +83,8 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
 
 std::vector<PageVector> parse_page_vectors(const std::string& text) {
   const Json file = parse_json(text, "page_vectors.json");
-  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "1.0")
-    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 1.0"};
+  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "2.0")
+    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 2.0"};
   std::vector<PageVector> vectors;
   for (const Json& json : file.at("vectors")) {
     PageVector vector{
@@ -97,9 +97,8 @@ std::vector<PageVector> parse_page_vectors(const std::string& text) {
     };
     vector.pages = page_layout_of(vector.plan, vector.in_pages ? json.at("page_size").get<int>() : 16);
     if (!vector.in_pages) {
-      vector.windows = window_layout_of(vector.pages, {}, 0);
-      vector.windows.sink_rows = json.at("sink_rows"), vector.windows.ring_rows = json.at("ring_rows");
-      vector.sink_tokens = json.at("sink_tokens");
+      vector.windows = window_layouts_of(vector.pages, {}, 0).rings;
+      vector.windows.rows = json.at("window_rows");
     }
     for (const Json& row : json.at("rows")) vector.rows.push_back(row_of(row, vector));
     vectors.push_back(std::move(vector));

@@ -10,12 +10,12 @@
 
 namespace kvq::test {
 
-/// A vector of formats/page_vectors.json: one page, or one sequence's window slot.
+/// A vector of formats/page_vectors.json: one page, or one slot of exact rows.
 struct PageVector {
   struct Row {
     Side side = Side::k;
     int head = 0;
-    int place = 0;                     ///< slot in the page; position if in a window slot
+    int place = 0;                     ///< slot in the page; position if in a slot of exact rows
     std::vector<std::uint8_t> codes;   ///< [D]; empty for exact rows
     std::vector<float> numbers;        ///< [G] scales, then for affine [G] minima
     std::vector<std::uint16_t> exact;  ///< [D] bfloat16; empty for quantized rows
@@ -23,10 +23,9 @@ struct PageVector {
 
   std::string name, why;
   LayerPlan plan;         ///< symmetric sides have the rule absmax
-  bool in_pages = true;   ///< false: a window slot
-  PageLayout pages = {};  ///< for a window slot: with 16 tokens
+  bool in_pages = true;   ///< false: a sink slot or a ring
+  PageLayout pages = {};  ///< of exact rows: with 16 tokens
   WindowLayout windows = {};
-  int sink_tokens = 0;
   std::vector<Row> rows;
   std::vector<std::byte> bytes;
 
