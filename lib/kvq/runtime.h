@@ -6,17 +6,36 @@
  *     kvq_model_load          artifact + what the engine believes its model is -> host plan of one rank
  *     kvq_model_upload        rotations and centers into the engine's memory, once for each device
  *     kvq_selftest            golden rows of the artifact, on this device
- *     kvq_cache_create        where the engine keeps each layer's pages and window slots
- *     kvq_step_plan_create,   host work, once for each batch shape; layers of equal format share write and decode plans
- *       kvq_write_plan_create,
+ *     kvq_cache_create        where the engine keeps each layer's pages, sinks and rings
+ *     kvq_write_plan_create,  host work, once for each batch shape; layers of equal format share plans
  *       kvq_decode_plan_create
  *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
+ *     now and then:           kvq_fault_query
  *
- * A step in the cache. The first and the last tokens of a sequence are exact (16-bit, not quantized) and lie in its
- * window slot; the others are quantized in its pages. kvq_step_run finds where the step's new tokens go, and quantizes
- * the tokens that leave the window, for all layers. Then each layer writes its new tokens and attends. To take back the
- * last tokens of a sequence (speculative decoding), pass a smaller length in the next step. A sequence may become at
- * most max_step_tokens shorter than the greatest length that it has had.
+ * The cache. Every token is quantized into its page when it is written; a page is valid for all who hold it as soon as
+ * the write has run. Beside the pages, exact (bfloat16, not quantized) rows of the first and the last tokens of a
+ * sequence are kept: the first sink_tokens in a sink slot, whose rows do not change once they are written, so that
+ * sequences may share it; the last ones in a ring slot of the sequence's own. Attention takes the exact row of
+ *
+ *     position p < sink_tokens, if the sequence has a sink slot
+ *     position p >= max(T - recent_tokens, exact_from), if the sequence has a ring slot
+ *
+ * where T is the sequence's length and exact_from the first position whose exact row the ring holds: 0 for a sequence
+ * that began with an empty ring, the length of the hit after a hit in a prefix cache. All other tokens are read from
+ * pages. A hit shorter than sink_tokens needs a sink slot of its own with the rows of the hit copied into it
+ * (kvq_copy_run), or none.
+ *
+ * Order. kvq_step_run comes before the step's writes and attention. To take back the last tokens of a sequence
+ * (speculative decoding), pass a smaller length in the next step; the ring holds exact rows for max_step_tokens more
+ * tokens than are recent. A chunk of a prompt may attend before it is written (prefix_lens null, seq_lens without the
+ * chunk): then its first queries see the exact rows of the recent tokens before the chunk. If the chunk is written
+ * first, those tokens may have left the ring, and are read from pages.
+ *
+ * Faults. What only the device can see (a length beyond the page table, a page or slot beyond its pool, a ring that
+ * belongs to another sequence, more tokens taken back than the ring holds, ...) is checked on the device: nothing is
+ * read or written out of bounds, the sequence's results are NaN, and kvq_fault_query tells the first fault. Keys and
+ * values that are NaN or infinite are stored as NaN, and queries that are make results NaN, so that such results are
+ * NaN, too.
  *
  * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
  * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
@@ -25,9 +44,9 @@
  *
  * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
  * A call works on the CUDA device that is current in its thread, and `stream` must belong to that device. Device
- * models, caches and plans other than step plans belong to the device that was current when they were made; calls
- * refuse them if another device is current. Kernels are loaded when plans and caches are made, not by the first run.
- * Calls that may run at the same time need workspaces of their own.
+ * models, caches and plans belong to the device that was current when they were made; calls refuse them if another
+ * device is current. Kernels are loaded when plans and caches are made, not by the first run. Calls that may run at the
+ * same time need workspaces of their own.
  *
  * Streams. Kernels of write and decode use programmatic dependent launch: they may start while the stream's kernel
  * before them ends, and let the next kernel start while they end; each waits for the kernels before it. If the caller
@@ -67,7 +86,7 @@ extern "C" {
 /* ---- Version, status, errors ---- */
 
 /** Version of this header: 100 * major + minor. The major number changes if older callers break. */
-#define KVQ_ABI_VERSION 201
+#define KVQ_ABI_VERSION 300
 
 typedef struct kvq_version_info {
   int32_t abi_version; /**< of the library */
@@ -106,9 +125,8 @@ typedef enum kvq_activation { KVQ_BF16 = 0, KVQ_FP16 = 1 } kvq_activation;
 typedef enum kvq_kernel {
   KVQ_KERNEL_DECODE = 0,
   KVQ_KERNEL_WRITE = 1,
-  KVQ_KERNEL_DEMOTE = 2,
-  KVQ_KERNEL_DEQUANTIZE = 3,
-  KVQ_KERNEL_PREFILL = 4
+  KVQ_KERNEL_DEQUANTIZE = 2,
+  KVQ_KERNEL_PREFILL = 3
 } kvq_kernel;
 
 /** Name of the i-th tuned variant of a kvq_kernel that was built, or null behind the last one.
@@ -116,6 +134,12 @@ typedef enum kvq_kernel {
  * symmetric, a trailing b = scales and minima in bf16, bf16 = exact); at most 4 query heads of a KV head; bf16
  * activations. */
 KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
+
+/** Options of plans. */
+typedef enum kvq_plan_flags {
+  /** Kernels start when the stream's kernel before them has ended: no programmatic dependent launch. */
+  KVQ_PLAN_NO_OVERLAP = 1
+} kvq_plan_flags;
 
 /** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
 typedef struct kvq_kernel_info {
@@ -167,7 +191,7 @@ typedef struct kvq_model_options {
   int32_t first_layer, layer_count;   /**< what this rank serves (pipeline parallel); count 0: up to the last one */
   int32_t tp_rank, tp_size;           /**< tensor parallel; size 0: 1 */
   int32_t activation;                 /**< kvq_activation */
-  int32_t page_size;                  /**< tokens: 16, 32 or 64; 0: 64 */
+  int32_t page_size;                  /**< tokens: 16, 32, 64 or 128; 0: 64 */
   int32_t max_step_tokens;            /**< most tokens of a sequence that are taken back at once (speculative decoding);
                                            sizes the windows; 0: 1 */
   uint32_t flags;                     /**< KVQ_MODEL_... */
@@ -220,12 +244,13 @@ typedef struct kvq_layer_info {
                                            not be orthogonal */
   uint32_t fold;                      /**< as in kvq_layer_geometry */
   int32_t sliding_window;
-  int32_t sink_rows, ring_rows; /**< rows of a sequence's window slot */
+  int32_t sink_rows, ring_rows; /**< rows of a sink slot, of a ring slot */
   int64_t page_bytes;           /**< of one page: page_size tokens of all KV heads of the rank, K and V */
-  int64_t window_slot_bytes;    /**< exact tokens of one sequence; 0 without windows */
+  int64_t sink_slot_bytes;      /**< 0 without sink tokens */
+  int64_t ring_slot_bytes;      /**< 0 without recent tokens */
   double softmax_scale;
   double k_effective_bits, v_effective_bits; /**< bits of an element, scales and minima included */
-  int32_t k_scales, v_scales; /**< 1: the runtime multiplies channels by scales, before k_rotation; since 201 */
+  int32_t k_scales, v_scales;                /**< 1: the runtime multiplies channels by scales, before k_rotation */
 } kvq_layer_info;
 
 /** @param layer  index in the whole model */
@@ -327,89 +352,154 @@ KVQ_API kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t
                                     kvq_device_model** device_model, kvq_error* error);
 KVQ_API void kvq_device_model_destroy(kvq_device_model* device_model);
 
-/* ---- Cache: where the caller keeps pages and windows ---- */
+/* ---- Cache: where the caller keeps pages, sinks and rings ---- */
 
-/** One layer's pools on the device. Page i of a sequence's page table has the same number in all layers. */
+/** One layer's pools on the device. A page, sink slot or ring slot has the same number in all layers. */
 typedef struct kvq_layer_pools {
   size_t struct_size;
-  void* pages;         /**< 16-byte aligned, [number of pages] page_stride apart */
+  void* pages;         /**< 16-byte aligned, [num_pages] page_stride apart */
   int64_t page_stride; /**< bytes, a multiple of 16, below 2^32; 0: page_bytes */
-  void* windows;       /**< 16-byte aligned, [number of slots] window_slot_bytes apart; null without windows */
+  void* sinks;         /**< 16-byte aligned, [num_sink_slots] sink_slot_bytes apart; null without sink tokens */
+  void* rings;         /**< 16-byte aligned, [num_ring_slots] ring_slot_bytes apart; null without recent tokens */
 } kvq_layer_pools;
+
+typedef enum kvq_cache_flags {
+  /** Numbers of pages and slots and the owners of rings are not checked. For measurements: a wrong number then reads or
+   * writes other memory. */
+  KVQ_CACHE_UNCHECKED = 1
+} kvq_cache_flags;
+
+/** Sizes of the pools, equal in all layers. */
+typedef struct kvq_cache_options {
+  size_t struct_size;
+  int32_t num_pages;      /**< at least 1 */
+  int32_t num_sink_slots; /**< 0 without sink tokens */
+  int32_t num_ring_slots; /**< 0 without recent tokens */
+  uint32_t flags;         /**< KVQ_CACHE_... */
+} kvq_cache_options;
 
 typedef struct kvq_cache kvq_cache;
 
 /** Bytes of device memory that kvq_cache_create() needs. */
-KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, size_t* bytes, kvq_error* error);
+KVQ_API kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, const kvq_cache_options* options,
+                                          size_t* bytes, kvq_error* error);
 
 /**
  * Binds pools to a device model. Reads no byte of them: their contents before the first write do not matter.
- * KVQ_UNSUPPORTED if a layer with a recent window has a head_dim that no kernel supports.
  * @param pools   [count], one for each layer of the model, in order
- * @param memory  of the device, 256-byte aligned; owned by the caller, must outlive the handle and not change; null if
- * 0 bytes are needed. The call waits until it is filled
- * @param device_model  must outlive the cache
+ * @param memory  of the device, 256-byte aligned; owned by the caller, must outlive the handle; the library writes it.
+ * The call waits until it is filled
+ * @param device_model  may be destroyed afterwards
  */
-KVQ_API kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_layer_pools* pools, int32_t count,
-                                    void* memory, size_t bytes, kvq_stream stream, kvq_cache** cache, kvq_error* error);
+KVQ_API kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_cache_options* options,
+                                    const kvq_layer_pools* pools, int32_t count, void* memory, size_t bytes,
+                                    kvq_stream stream, kvq_cache** cache, kvq_error* error);
 KVQ_API void kvq_cache_destroy(kvq_cache* cache);
 
-/** The kernel that quantizes a layer's tokens as they leave the recent window (demotion). KVQ_UNSUPPORTED if the layer
- * has no recent window.
- * @param info  with struct_size set, here and in the functions below */
-KVQ_API kvq_status kvq_cache_demote_kernel(const kvq_cache* cache, int32_t layer, kvq_kernel_info* info,
-                                           kvq_error* error);
+/* ---- Sequences: what all calls of a step read ---- */
 
-/* ---- Step: where new tokens go; what leaves the windows ---- */
-
-typedef struct kvq_step_options {
+/** The sequences of a call: arrays in device memory, of B entries unless said otherwise. One structure serves the step
+ * and all layers' calls. */
+typedef struct kvq_sequences {
   size_t struct_size;
-  int32_t max_batch;  /**< most sequences of a step, at least 1 */
-  int32_t max_tokens; /**< most new tokens of a step, of all sequences together, at least 1 */
-} kvq_step_options;
+  int32_t batch;                /**< B */
+  const int32_t* seq_lens;      /**< tokens of each sequence in the cache, new ones of this step included */
+  const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
+  int64_t page_table_stride;    /**< entries of a row of the table, at least 1; with page_indptr: of the whole list */
+  const int32_t* sink_slots;    /**< sink slot of each sequence, -1: none; null without sink tokens */
+  const int32_t* ring_slots;    /**< ring slot of each sequence, -1: none; null without recent tokens */
+  const int32_t* exact_from;    /**< first position whose exact row the sequence's ring holds; null: 0 for all */
+  const uint64_t* sequence_ids; /**< a number of each sequence that no other sequence has while its ring is in use;
+                                   null: owners of rings are not checked */
+} kvq_sequences;
 
-typedef struct kvq_step_plan kvq_step_plan;
+/* ---- Step: where new tokens go ---- */
 
-/** The plan serves caches of this device model and of others with the same windows. */
-KVQ_API kvq_status kvq_step_plan_create(const kvq_device_model* device_model, const kvq_step_options* options,
-                                        kvq_step_plan** plan, kvq_error* error);
-KVQ_API void kvq_step_plan_destroy(kvq_step_plan* plan);
-
-/** Bytes of workspace. It needs no initialization and holds nothing between calls. */
-KVQ_API kvq_status kvq_step_workspace_bytes(const kvq_step_plan* plan, size_t* bytes, kvq_error* error);
-
-/** All pointers are to device memory. */
+/** All pointers but `sequences` are to device memory. */
 typedef struct kvq_step_args {
   size_t struct_size;
-  int32_t batch;      /**< B, at most max_batch */
-  int32_t num_tokens; /**< T rows of the step's keys and values, at most max_tokens; rows behind the last sequence's are
-                           padding and are not stored */
-  const int32_t* seq_lens;     /**< [B] tokens of each sequence after the step */
+  const kvq_sequences* sequences; /**< lengths after the step */
+  int32_t num_tokens; /**< T rows of the step's keys and values; rows behind the last sequence's are padding and are not
+                           stored */
   const int32_t* token_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens, which are its last tokens */
-  const int32_t* page_table;   /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
-  const int32_t* page_indptr;  /**< [B + 1] where each sequence's pages begin in the list, or null */
-  int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
-  int64_t* slot_mapping;       /**< result [T] page * page_size + slot of tokens that are quantized, else negative */
-  int64_t* window_mapping;     /**< result [T] row in the windows of tokens that are exact, else negative; null without
-                                    windows */
-  void* workspace;             /**< 256-byte aligned */
-  size_t workspace_bytes;
+  int64_t* slot_mapping;       /**< result [T] page * page_size + slot of each token, or -1 */
+  int64_t* window_mapping;     /**< result [T] for kvq_write_run: where exact rows go, or -1; null without windows */
 } kvq_step_args;
 
-/** Enqueues the beginning of a step, for all layers: computes both mappings and quantizes the tokens that leave the
- * windows. */
-KVQ_API kvq_status kvq_step_run(const kvq_step_plan* plan, const kvq_cache* cache, const kvq_step_args* args,
-                                kvq_stream stream, kvq_error* error);
+/** Enqueues the beginning of a step, for all layers: computes both mappings and notes which sequences own which rings.
+ * One step at a time may use a ring. */
+KVQ_API kvq_status kvq_step_run(const kvq_cache* cache, const kvq_step_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Faults ---- */
+
+typedef enum kvq_fault_code {
+  KVQ_FAULT_NONE = 0,
+  KVQ_FAULT_LENGTH = 1,       /**< a length below 0 or beyond the sequence's page table; value: the length */
+  KVQ_FAULT_PAGE = 2,         /**< a page number beyond the pool; value: the number */
+  KVQ_FAULT_SINK_SLOT = 3,    /**< a sink slot beyond the pool; value: the slot */
+  KVQ_FAULT_RING_SLOT = 4,    /**< a ring slot beyond the pool; value: the slot */
+  KVQ_FAULT_FOREIGN_RING = 5, /**< the ring belongs to another sequence_id; value: the slot */
+  KVQ_FAULT_ROLLBACK = 6,     /**< more tokens were taken back than the ring holds rows of; value: the ring slot */
+  KVQ_FAULT_NEW_TOKENS = 7, /**< token_indptr or q_indptr descends, or has more tokens than the call or the sequence */
+  KVQ_FAULT_PREFIX = 8,     /**< prefix_lens below 0 or above seq_lens; value: the prefix */
+  KVQ_FAULT_PLAN = 9,       /**< a chunk or its keys beyond the plan's max_queries or max_keys; value: the keys */
+  KVQ_FAULT_SLOT_MAPPING = 10, /**< a slot of slot_mapping beyond the pool; value: the slot */
+  KVQ_FAULT_WINDOW_ROW = 11,   /**< a row of window_mapping beyond the pools; value: the row */
+  KVQ_FAULT_OUTPUT_ROWS = 12   /**< out_indptr has fewer rows than are asked for; value: the rows */
+} kvq_fault_code;
+
+/** Name of a kvq_fault_code, such as "page"; "unknown fault" for other numbers. Never null. */
+KVQ_API const char* kvq_fault_string(int32_t code);
+
+typedef struct kvq_fault {
+  size_t struct_size;
+  int32_t code;     /**< kvq_fault_code */
+  int32_t sequence; /**< index in the batch of the call, or -1 */
+  int32_t layer;    /**< index in the whole model, or -1: of a step */
+  int64_t value;    /**< what was found */
+} kvq_fault;
+
+/** The first fault of all calls on this cache since the last query. Waits for the stream.
+ * @param fault  with struct_size set */
+KVQ_API kvq_status kvq_fault_query(const kvq_cache* cache, kvq_fault* fault, kvq_stream stream, kvq_error* error);
+
+/* ---- Copy: pages, sinks and rings of all layers in one launch ---- */
+
+typedef enum kvq_copy_kind { KVQ_COPY_PAGES = 0, KVQ_COPY_SINKS = 1, KVQ_COPY_RINGS = 2 } kvq_copy_kind;
+
+/** Copies between entries (pages, sink slots or ring slots) of the pools, or between them and a buffer that holds whole
+ * entries one after the other, for offload and restore. Numbers below 0 are skipped; numbers beyond the pool are
+ * faults. All pointers are to memory that the device can access; the buffer may be pinned host memory. */
+typedef struct kvq_copy_args {
+  size_t struct_size;
+  int32_t kind;        /**< kvq_copy_kind */
+  int32_t count;       /**< N entries; 0 does nothing */
+  const int32_t* from; /**< [N] entries that are read; null: the buffer */
+  const int32_t* to;   /**< [N] entries that are written, different from each other and from `from`; null: the buffer */
+  void* buffer;        /**< [N] kvq_copy_bytes() each, 16-byte aligned; null if neither `from` nor `to` is */
+  const uint64_t* sequence_ids; /**< [N] of rings: the new owners; null: as before */
+} kvq_copy_args;
+
+/** Bytes of one entry in a buffer: all layers, and of rings the owner. */
+KVQ_API kvq_status kvq_copy_bytes(const kvq_cache* cache, int32_t kind, size_t* bytes, kvq_error* error);
+
+KVQ_API kvq_status kvq_copy_run(const kvq_cache* cache, const kvq_copy_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Write: rotate, quantize and store new tokens ---- */
+
+typedef struct kvq_write_options {
+  size_t struct_size;
+  uint32_t flags; /**< KVQ_PLAN_... */
+} kvq_write_options;
 
 typedef struct kvq_write_plan kvq_write_plan;
 
 /** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
- * the current device. KVQ_UNSUPPORTED, here and for the plans below, for a head_dim that no kernel supports. */
-KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, kvq_write_plan** plan,
-                                         kvq_error* error);
+ * the current device. KVQ_UNSUPPORTED, here and for the plans below, for a head_dim that no kernel supports.
+ * @param options  null: defaults */
+KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, const kvq_write_options* options,
+                                         kvq_write_plan** plan, kvq_error* error);
 KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
 KVQ_API kvq_status kvq_write_plan_kernel(const kvq_write_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
@@ -420,7 +510,7 @@ typedef struct kvq_write_args {
   const void* k;                          /**< [T, Hkv, D] after RoPE, 16-byte aligned; heads D apart */
   const void* v;                          /**< [T, Hkv, D] */
   int64_t k_token_stride, v_token_stride; /**< elements from token to token, multiples of 8 below 2^32; 0: Hkv D */
-  const int64_t* slot_mapping;   /**< [T] from kvq_step_run; without windows any page * page_size + slot. Negative: not
+  const int64_t* slot_mapping;   /**< [T] from kvq_step_run, or the engine's own: page * page_size + slot. Negative: not
                                       written */
   const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */
 } kvq_write_args;
@@ -434,6 +524,7 @@ KVQ_API kvq_status kvq_write_run(const kvq_write_plan* plan, const kvq_cache* ca
 typedef struct kvq_decode_options {
   size_t struct_size;
   int32_t max_batch; /**< most sequences of a call, at least 1 */
+  uint32_t flags;    /**< KVQ_PLAN_... */
 } kvq_decode_options;
 
 typedef struct kvq_decode_plan kvq_decode_plan;
@@ -449,22 +540,19 @@ KVQ_API kvq_status kvq_decode_plan_kernel(const kvq_decode_plan* plan, kvq_kerne
  * and plans may share one workspace that is large enough for each of them; concurrent calls may not. */
 KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
 
-/** All pointers are to device memory. */
+/** All pointers but `sequences` are to device memory. */
 typedef struct kvq_decode_args {
   size_t struct_size;
-  int32_t batch; /**< B, at most max_batch; 0 does nothing */
+  const kvq_sequences* sequences; /**< at most max_batch; 0 does nothing. A sequence of length 0 has the result 0 */
   const void* q; /**< [B, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
   void* out;     /**< [B, Hq, D]; in the rotated basis if V is folded */
   int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
-  float* lse;                   /**< [B, Hq] natural logarithm of the sum of exponentials, the learned sink's included,
-                                     or null */
+  float* lse;                   /**< [B, Hq] base e: natural logarithm of the sum of exponentials, the learned sink's
+                                     included; or null. (Base 2 elsewhere: divide by ln 2) */
   const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
-  const int32_t* seq_lens;      /**< [B] tokens of each sequence, the newest included; 0: result 0 */
-  const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
-  const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
-  int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
-  void* workspace;             /**< 256-byte aligned */
+  float softmax_scale;          /**< 0: the model's */
+  int32_t sliding_window;       /**< tokens that a query sees, itself included; 0: the model's; -1: all */
+  void* workspace;              /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_decode_args;
 
@@ -496,33 +584,31 @@ KVQ_API kvq_status kvq_prefill_plan_kernel(const kvq_prefill_plan* plan, kvq_ker
 /** Bytes of workspace. It needs no initialization and holds nothing between calls. */
 KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
 
-/** All pointers are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens 0 to i. */
+/** All pointers but `sequences` are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens
+ * 0 to i. */
 typedef struct kvq_prefill_args {
   size_t struct_size;
-  int32_t batch;           /**< B, at most max_batch; 0 does nothing */
-  const int32_t* q_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens */
-  const void* q;           /**< [T, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
-  const void* k;           /**< [T, Hkv, D] as the served weights give them; so is v */
+  const kvq_sequences* sequences; /**< at most max_batch; 0 does nothing. Lengths: with the new tokens if they are
+                                     written. With a sliding window, pages before it are not read */
+  const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
+  int32_t num_tokens;         /**< T rows of q, k, v and out */
+  const int32_t* q_indptr;    /**< [B + 1] ascending: rows of each sequence's new tokens */
+  const void* q; /**< [T, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
+  const void* k; /**< [T, Hkv, D] as the served weights give them; so is v */
   const void* v;
   void* out;                  /**< [T, Hq, D]; in the rotated basis if V is folded, as v is */
   int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
   int64_t v_stride, out_stride;
-  float* lse;                 /**< [T, Hq] natural logarithm of the sum of exponentials, the learned sink's included, or
-                                   null */
-  const float* sink_logits;   /**< [Hq] learned attention sinks, or null */
-  const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache, with the new ones if they are written */
-  const int32_t* prefix_lens; /**< [B] tokens before the new ones; null: seq_lens, if none of the new ones is written */
-  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages. With a
-                                   sliding window the entries of the 127 tokens before it must be valid pages, too */
-  const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
-  int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
-  void* workspace;             /**< 256-byte aligned */
+  float* lse;               /**< [T, Hq] natural logarithm of the sum of exponentials, the learned sink's included, or
+                                 null */
+  const float* sink_logits; /**< [Hq] learned attention sinks, or null */
+  float softmax_scale;      /**< 0: the model's */
+  int32_t sliding_window;   /**< tokens that a query sees, itself included; 0: the model's; -1: all */
+  void* workspace;          /**< 256-byte aligned */
   size_t workspace_bytes;
 } kvq_prefill_args;
 
-/** Enqueues the attention of one layer's new tokens. Tokens of chunks and prefixes beyond the plan's sizes are ignored.
- */
+/** Enqueues the attention of one layer's new tokens. */
 KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, int32_t layer,
                                    const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
 
@@ -540,20 +626,17 @@ typedef enum kvq_dequantize_flags {
   KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated, center subtracted */
 } kvq_dequantize_flags;
 
-/** All pointers are to device memory. */
+/** All pointers but `sequences` are to device memory. */
 typedef struct kvq_dequantize_args {
   size_t struct_size;
-  int32_t batch;              /**< B; 0 does nothing */
-  uint32_t flags;             /**< KVQ_DEQUANTIZE_... */
-  const int32_t* seq_lens;    /**< [B] tokens of each sequence in the cache */
-  const int32_t* first;       /**< [B] position of the first token to read, or null: 0 */
-  const int32_t* last;        /**< [B] position behind the last token to read, or null: all */
-  const int32_t* out_indptr;  /**< [B] row of each sequence's first token */
-  const int32_t* page_table;  /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
-  const int32_t* page_indptr; /**< [B + 1] where each sequence's pages begin in the list, or null */
-  int64_t page_table_stride;
-  const int32_t* window_slots; /**< [B] window slot of each sequence; null without windows */
-  void* k;                     /**< [rows, Hkv, D] 16-byte aligned; heads are D apart; so is v */
+  const kvq_sequences* sequences; /**< 0 does nothing */
+  uint32_t flags;                 /**< KVQ_DEQUANTIZE_... */
+  int32_t num_rows;               /**< of k and v */
+  const int32_t* first;           /**< [B] position of the first token to read, or null: 0 */
+  const int32_t* last;            /**< [B] position behind the last token to read, or null: all */
+  const int32_t*
+      out_indptr; /**< [B + 1] ascending: rows of each sequence; rows behind those asked for stay as they are */
+  void* k;        /**< [num_rows, Hkv, D] 16-byte aligned; heads are D apart; so is v */
   void* v;
   int64_t k_stride, v_stride; /**< elements from token to token, multiples of 8; 0: Hkv D */
 } kvq_dequantize_args;

@@ -78,7 +78,11 @@ install(
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq
 )
 install(
-  FILES ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/page_allocator.h ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/paged_cache.h
+  FILES
+    ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/cache_allocator.h
+    ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/paged_cache.h
+    ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/prefix_tree.h
+    ${PROJECT_SOURCE_DIR}/lib/kvq/runtime/reference_pool.h
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvq/runtime
 )
 set(package ${CMAKE_INSTALL_LIBDIR}/cmake/kvq)

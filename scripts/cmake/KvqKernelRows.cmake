@@ -5,14 +5,7 @@ function(kvq_kernel_rows table out)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
   file(READ ${table} json)
   set(rows "")
-  foreach(
-    verb
-    decode
-    quantize_write
-    demote
-    dequantize
-    prefill
-  )
+  foreach(verb decode quantize_write dequantize prefill)
     string(JSON count LENGTH "${json}" ${verb})
     math(EXPR last "${count} - 1")
     foreach(i RANGE ${last})

@@ -123,16 +123,6 @@ function(kvq_variants table out warpgroup_out)
   )
   kvq_variant_kind(
     ${table}
-    demote
-    demote
-    FOLDER demote
-    TYPE_NAME DemoteVariant
-    MAKER demote_variant
-    ARGUMENTS "@K@, @V@"
-    FUNCTION demote_variants
-  )
-  kvq_variant_kind(
-    ${table}
     dequantize
     dequantize
     FOLDER dequantize
@@ -151,6 +141,6 @@ function(kvq_variants table out warpgroup_out)
     ARGUMENTS "@HEAD_DIM@, @TYPE@"
     FUNCTION prefill_variants
   )
-  set(${out} ${decode} ${demote} ${dequantize} PARENT_SCOPE)
+  set(${out} ${decode} ${dequantize} PARENT_SCOPE)
   set(${warpgroup_out} ${write} ${prefill} PARENT_SCOPE)
 endfunction()

@@ -8,12 +8,12 @@
 /// The rows of runtime/variants.json as plain data, made by the build (scripts/cmake/KvqKernelRows.cmake).
 namespace kvq {
 
-/// What a kernel does: attend to a paged cache, store new rows, store rows that leave the recent window, write a prefix
+/// What a kernel does: attend to a paged cache, store new rows, write a prefix
 /// as 16-bit rows, attend with many queries.
-enum class KernelVerb : std::uint8_t { decode, quantize_write, demote, dequantize, prefill };
+enum class KernelVerb : std::uint8_t { decode, quantize_write, dequantize, prefill };
 
-inline constexpr std::array kKernelVerbs = {KernelVerb::decode, KernelVerb::quantize_write, KernelVerb::demote,
-                                            KernelVerb::dequantize, KernelVerb::prefill};
+inline constexpr std::array kKernelVerbs = {KernelVerb::decode, KernelVerb::quantize_write, KernelVerb::dequantize,
+                                            KernelVerb::prefill};
 
 /// Index in an array of all verbs.
 constexpr std::size_t index(KernelVerb verb) { return static_cast<std::size_t>(verb); }

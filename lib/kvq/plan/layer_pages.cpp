@@ -76,12 +76,12 @@ std::vector<PageFault> page_faults(const LayerPlan& plan) {
   return faults;
 }
 
-bool is_page_size(int tokens) { return tokens == 16 || tokens == 32 || tokens == 64; }
+bool is_page_size(int tokens) { return tokens == 16 || tokens == 32 || tokens == 64 || tokens == 128; }
 
 PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
   std::vector<std::string> faults;
   if (!is_page_size(page_size))
-    faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, found {}", plan.layer, page_size));
+    faults.push_back(fmt::format("layer {}: page_size: supported 16, 32, 64, 128, found {}", plan.layer, page_size));
   for (const PageFault& fault : page_faults(plan))
     faults.push_back(fmt::format("layer {} {}: {}", plan.layer, name(fault.side), fault.text()));
   if (!faults.empty() || !plan.v)
@@ -99,16 +99,17 @@ std::string side_name(const TileSide& side, bool bfloat) {
   return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
 }
 
-WindowLayout window_layout_of(const PageLayout& pages, const Windows& windows, int step_tokens) {
-  const int ring = windows.recent_tokens == 0 ? 0 : windows.recent_tokens + step_tokens;
-  return {
+WindowLayouts window_layouts_of(const PageLayout& pages, const Windows& windows, int max_rollback) {
+  const WindowLayout rows{
       .num_kv_heads = pages.num_kv_heads,
       .k = {pages.k.head_dim, 16, pages.k.head_dim, 0},
       .v = {pages.v.head_dim, 16, pages.v.head_dim, 0},
       .coded_v = pages.v,
-      .sink_rows = round_up(windows.sink_tokens, kTileTokens),
-      .ring_rows = round_up(ring, kTileTokens),
   };
+  WindowLayouts layouts{rows, rows};
+  layouts.sinks.rows = round_up(windows.sink_tokens, kTileTokens);
+  if (windows.recent_tokens > 0) layouts.rings.rows = round_up(windows.recent_tokens + max_rollback, kTileTokens);
+  return layouts;
 }
 
 }  // namespace kvq

@@ -23,12 +23,12 @@ struct PageFault {
 /// @param plan  valid
 std::vector<PageFault> page_faults(const LayerPlan& plan);
 
-/// Whether pages may have so many tokens: 16, 32 or 64.
+/// Whether pages may have so many tokens: 16, 32, 64 or 128.
 bool is_page_size(int tokens);
 
 /// Layout of the pages for a layer's plan (formats/pages.md, "Parameters, and what fits").
 /// @param plan       valid
-/// @param page_size  tokens: 16, 32 or 64
+/// @param page_size  tokens: 16, 32, 64 or 128
 /// @throws           Error{unsupported} naming layer, side, what is supported and what was found, all faults at once
 PageLayout page_layout_of(const LayerPlan& plan, int page_size);
 
@@ -39,9 +39,14 @@ bool has_bfloat_scales(const TensorPlan& plan);
 /// @param bfloat  scales and minima are bfloat16
 std::string side_name(const TileSide& side, bool bfloat);
 
-/// Layout of the exact windows of a layer with these pages. sink_rows is 0 without sink tokens, ring_rows is 0 without
-/// recent tokens.
-/// @param step_tokens  largest number of tokens that one call appends or takes back
-WindowLayout window_layout_of(const PageLayout& pages, const Windows& windows, int step_tokens);
+/// Layouts of a layer's two pools of exact rows; a pool without rows is not needed.
+struct WindowLayouts {
+  WindowLayout sinks, rings;
+};
+
+/// Layouts of the exact windows of a layer with these pages. Sinks have no rows without sink tokens, rings have none
+/// without recent tokens.
+/// @param max_rollback  most tokens that are taken back at once
+WindowLayouts window_layouts_of(const PageLayout& pages, const Windows& windows, int max_rollback);
 
 }  // namespace kvq

@@ -142,7 +142,7 @@ KVQ_HD constexpr int value_channel(const TileSide& side, int place) {
 struct PageLayout {
   TileSide k, v;
   int num_kv_heads = 0;
-  int page_size = 64;  ///< tokens: 16, 32 or 64
+  int page_size = 64;  ///< tokens: 16, 32, 64 or 128
   KVQ_HD constexpr int tiles() const { return page_size / kTileTokens; }
   KVQ_HD constexpr int head_bytes() const { return tiles() * (k.bytes() + v.bytes()); }
   KVQ_HD constexpr std::int64_t page_bytes() const { return std::int64_t{num_kv_heads} * head_bytes(); }
@@ -155,27 +155,21 @@ struct PageLayout {
   }
 };
 
-/// One layer's exact windows: [window slots][num_kv_heads][tiles], each tile K then V. The first tiles of a window slot
-/// hold the sink tokens of its sequence; the other tiles are the ring of its recent tokens.
+/// One layer's pool of exact rows, of sinks or of rings: [slots][num_kv_heads][rows / 16 tiles], each tile K then V.
+/// Row `position mod rows` of a slot holds a position's exact row (formats/pages.md, "Exact windows").
 struct WindowLayout {
   int num_kv_heads = 0;
   TileSide k{128, 16, 128, 0}, v{128, 16, 128, 0};
   TileSide coded_v{128, 16, 128, 0};  ///< format of quantized values: value_place() of it orders the channels
-  int sink_rows = 0;                  ///< sink_tokens, rounded up to whole tiles
-  int ring_rows = 0;                  ///< whole tiles; at least recent_tokens plus what one step appends or takes back
+  int rows = 0;                       ///< of a slot: whole tiles
   KVQ_HD constexpr int tile_bytes() const { return k.bytes() + v.bytes(); }
-  KVQ_HD constexpr int rows() const { return sink_rows + ring_rows; }
-  KVQ_HD constexpr int tiles() const { return rows() / kTileTokens; }
+  KVQ_HD constexpr int tiles() const { return rows / kTileTokens; }
   KVQ_HD constexpr std::int64_t head_bytes() const { return std::int64_t{tiles()} * tile_bytes(); }
   KVQ_HD constexpr std::int64_t slot_bytes() const { return num_kv_heads * head_bytes(); }
-  /// Row of a position: sink tokens lie at their position, the others go around the ring.
-  KVQ_HD constexpr int row(std::int64_t position, int sink_tokens) const {
-    return position < sink_tokens ? static_cast<int>(position)
-                                  : sink_rows + static_cast<int>((position - sink_tokens) % ring_rows);
-  }
-  /// First byte of the K and V tiles of one head that hold `mapped_row`, which is window slot * rows() + row().
-  KVQ_HD constexpr std::int64_t tile_pair(std::int64_t mapped_row, int head) const {
-    const auto tile = static_cast<unsigned>(mapped_row / kTileTokens), each = static_cast<unsigned>(tiles());
+  KVQ_HD constexpr int row(std::int64_t position) const { return static_cast<int>(position % rows); }
+  /// First byte of the K and V tiles of one head that hold row `pool_row` = slot * rows + row of the pool.
+  KVQ_HD constexpr std::int64_t tile_pair(std::int64_t pool_row, int head) const {
+    const auto tile = static_cast<unsigned>(pool_row / kTileTokens), each = static_cast<unsigned>(tiles());
     return tile / each * slot_bytes() + head * head_bytes() + std::int64_t{tile % each} * tile_bytes();
   }
   /// Byte of a key's channel inside its head's tiles.

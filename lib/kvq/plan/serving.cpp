@@ -53,7 +53,7 @@ bool maps_fit(const LayerPlan& plan) {
 }  // namespace
 
 const char* to_string(KernelVerb verb) {
-  constexpr std::array names = {"decode", "quantize_write", "demote", "dequantize", "prefill"};
+  constexpr std::array names = {"decode", "quantize_write", "dequantize", "prefill"};
   static_assert(names.size() == kKernelVerbs.size());
   return names[index(verb)];
 }

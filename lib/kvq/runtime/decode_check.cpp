@@ -30,32 +30,29 @@ std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_
 
 Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
-  if (p.cache.batch < 0) return Status::fail(kBad, "decode: batch is %d, expected 0 or more", p.cache.batch);
   if (p.cache.num_kv_heads < 1 || p.num_q_heads < p.cache.num_kv_heads || p.num_q_heads % p.cache.num_kv_heads != 0)
     return Status::fail(kBad, "decode: %d query heads and %d KV heads, expected a multiple", p.num_q_heads,
                         p.cache.num_kv_heads);
-  const Status heads = check_kv_heads("decode", p.cache.num_kv_heads);
-  if (!heads.ok()) return heads;
   if (p.num_q_heads / p.cache.num_kv_heads > variant.max_heads)
     return Status::fail(StatusCode::unsupported, "decode: %d query heads for each KV head, %s has at most %d",
                         p.num_q_heads / p.cache.num_kv_heads, variant.name, variant.max_heads);
   if (!(p.softmax_scale > 0.0f)) return Status::fail(kBad, "decode: softmax_scale must be above 0");
-  if (p.cache.page_shift < 4 || p.cache.page_shift > 6)
-    return Status::fail(StatusCode::unsupported, "decode: pages of 2^%d tokens; supported are 16, 32 and 64",
-                        p.cache.page_shift);
-  if (p.cache.sink_tokens < 0 || p.cache.recent_tokens < 0 || p.sliding_window < 0)
-    return Status::fail(kBad, "decode: sink_tokens, recent_tokens and sliding_window must be 0 or more");
-  if (p.cache.batch == 0) return {};
+  if (p.sliding_window < 0)
+    return Status::fail(kBad, "decode: sliding_window is %d, expected 0 or more", p.sliding_window);
+  const Status cache = check_cache_view("decode", p.cache, variant.k, variant.v);
+  if (!cache.ok() || p.cache.batch == 0) return cache;
   const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim,
                      out_row = std::int64_t{p.num_q_heads} * variant.v.head_dim;
-  if (!p.q || !p.out || !p.cache.seq_lens || !p.cache.pages || !p.cache.page_table || !p.workspace)
-    return Status::fail(kBad, "decode: q, out, seq_lens, pages, page_table and workspace must not be null");
+  if (!p.q || !p.out || !p.workspace) return Status::fail(kBad, "decode: q, out and workspace must not be null");
   if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.cache.batch > 1 && p.q_stride < row))
     return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
                         static_cast<long long>(row));
   if (p.cache.batch > 1 && p.out_stride < out_row)
     return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
                         static_cast<long long>(out_row));
+  if (const Status status = check_numbers("decode", "out", {p.out}, 2); !status.ok()) return status;
+  if (const Status status = check_numbers("decode", "lse and sink_logits", {p.lse, p.sink_logits}, 4); !status.ok())
+    return status;
   if (std::int64_t{p.cache.batch} * p.num_q_heads > INT32_MAX)
     return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",
                         p.cache.batch, p.num_q_heads, INT32_MAX);
@@ -64,23 +61,6 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
-  const PageLayout layout{variant.k, variant.v, p.cache.num_kv_heads, 1 << p.cache.page_shift};
-  if (!aligned_to_16(p.cache.pages) || p.cache.page_stride % 16 != 0 || p.cache.page_stride < layout.page_bytes())
-    return Status::fail(kBad, "decode: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
-                        static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.cache.page_stride));
-  if (p.cache.sink_tokens + p.cache.recent_tokens > 0) {
-    const WindowLayout& w = p.cache.window_layout;
-    if (!p.cache.windows || !p.cache.window_slots || !aligned_to_16(p.cache.windows))
-      return Status::fail(kBad, "decode: exact windows need `windows`, aligned to 16 bytes, and `window_slots`");
-    if (w.num_kv_heads != p.cache.num_kv_heads || !same_format(w.k, TileSide{variant.k.head_dim, 16, 0, 0}) ||
-        !same_format(w.v, TileSide{variant.v.head_dim, 16, 0, 0}) || !same_format(w.coded_v, variant.v))
-      return Status::fail(kBad, "decode: the window layout is not that of %s", variant.name);
-    if (w.sink_rows < p.cache.sink_tokens || w.ring_rows < p.cache.recent_tokens || w.sink_rows % kTileTokens ||
-        w.ring_rows % kTileTokens || (p.cache.recent_tokens > 0 && w.ring_rows == 0))
-      return Status::fail(kBad,
-                          "decode: %d sink and %d ring rows do not hold %d sink and %d recent tokens in tiles of %d",
-                          w.sink_rows, w.ring_rows, p.cache.sink_tokens, p.cache.recent_tokens, kTileTokens);
-  }
   return {};
 }
 

@@ -103,7 +103,8 @@ DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const Decod
   const auto heads = static_cast<std::uint64_t>(shape.num_kv_heads);
   std::vector<std::uint64_t> before = {0};
   for (const std::int32_t length : shape.lengths) {
-    const int chunks = decode::chunks_of(shape.tokens, kernel.chunk, length).count;
+    const SequenceTokens tokens = shape.windows.tokens_of(std::max(0, length), 0, true, true);
+    const int chunks = decode::chunks_of(tokens, shape.sliding_window, kernel.chunk).count;
     before.push_back(before.back() + heads * static_cast<std::uint64_t>(chunks));
     if (chunks == 0) s.empty_tiles += shape.num_kv_heads;
   }
@@ -111,7 +112,7 @@ DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const Decod
   s.too_long = s.chunks >> 32 != 0;
   if (s.too_long) return s;
   s.first_chunks.assign(before.begin(), before.end());
-  s.splits = decode::Splits(s.chunks, device.blocks, s.grids.one_round_splits, [] {});
+  s.splits = decode::Splits(s.chunks, device.blocks, s.grids.one_round_splits);
   s.idle_blocks = device.blocks - s.splits.per_round;
   count_partials(s, shape.num_kv_heads);
   return s;

@@ -84,12 +84,6 @@ WriteVariant choose_write(const KernelKey& key) {
   return generic_write(generic_format("write", write_variants(), key), key.bf16);
 }
 
-DemoteVariant choose_demote(const KernelKey& key) {
-  for (const DemoteVariant* row : demote_variants())
-    if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, key.bf16} == key) return *row;
-  return generic_demote(generic_format("demote", demote_variants(), key));
-}
-
 DequantizeVariant choose_dequantize(const KernelKey& key) {
   if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
     return *row;

@@ -3,7 +3,6 @@
 #include <kvq/core/status.h>
 #include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/kernels/decode/variant.h>
-#include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
@@ -25,7 +24,6 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
 /// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants
 DecodeVariant choose_decode(const KernelKey& key);
 WriteVariant choose_write(const KernelKey& key);
-DemoteVariant choose_demote(const KernelKey& key);
 DequantizeVariant choose_dequantize(const KernelKey& key);
 /// The attention kernel over the output of a dequantize variant.
 PrefillVariant choose_prefill(const DequantizeVariant& rows);

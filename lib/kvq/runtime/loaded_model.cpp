@@ -156,7 +156,7 @@ LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& clai
     };
     layer.pages.num_kv_heads = heads.num_kv;
     layer.key = kernel_key(layer.plan, layer.pages, claim.bf16);
-    layer.windows = window_layout_of(layer.pages, model.windows, claim.max_step_tokens);
+    layer.windows = window_layouts_of(layer.pages, model.windows, claim.max_step_tokens);
     if (const auto golden = artifact.golden.find(plans[i]->layer); golden != artifact.golden.end())
       layer.golden = slice(golden->second, *plans[i], heads);
     model.image.add(layer.plan, layer.folded, claim.bf16);

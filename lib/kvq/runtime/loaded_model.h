@@ -43,7 +43,7 @@ struct LoadedLayer {
   Folded folded;
   PageLayout pages;
   KernelKey key;
-  WindowLayout windows;
+  WindowLayouts windows;
   std::optional<GoldenRows> golden;
 };
 

@@ -89,7 +89,11 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
     return Status::fail(kBad, "prefill: sliding_window is %d, expected 0 or more", p.sliding_window);
   const Status cache = check_cache("prefill", rows, p.cache);
   if (!cache.ok() || p.cache.batch == 0) return cache;
+  if (p.num_tokens < 0) return Status::fail(kBad, "prefill: num_tokens is %d, expected 0 or more", p.num_tokens);
   if (!p.q_indptr) return Status::fail(kBad, "prefill: q_indptr must not be null");
+  const Status numbers = check_numbers("prefill", "q_indptr, prefix_lens, lse and sink_logits",
+                                       {p.q_indptr, p.prefix_lens, p.lse, p.sink_logits}, 4);
+  if (!numbers.ok()) return numbers;
   const std::int64_t q_heads = p.num_q_heads, kv_heads = p.cache.num_kv_heads;
   for (const Status& status : {check_rows("q", p.q, p.q_stride, q_heads * rows.k.head_dim),
                                check_rows("k", p.k, p.k_stride, kv_heads * rows.k.head_dim),

@@ -2,6 +2,8 @@
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
+#include <tuple>
+
 namespace kvq {
 
 namespace {
@@ -55,11 +57,12 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
 }
 
 Status check_windows(const WriteVariant& variant, const WriteParams& p) {
-  constexpr StatusCode kBad = StatusCode::invalid_argument;
-  if (!p.windows || !aligned_to_16(p.windows))
-    return Status::fail(kBad, "quantize_write: a window_mapping needs `windows`, aligned to 16 bytes");
-  if (!windows_of(p.window_layout, variant.k, variant.v, p.num_kv_heads))
-    return Status::fail(kBad, "quantize_write: the window layout is not that of %s", variant.name);
+  for (const auto& [name, rows, layout] :
+       {std::tuple{"sinks", p.sinks, &p.sink_layout}, std::tuple{"rings", p.rings, &p.ring_layout}}) {
+    const Status status =
+        check_window_pool("quantize_write", name, rows, *layout, layout->rows, variant.k, variant.v, p.num_kv_heads);
+    if (!status.ok()) return status;
+  }
   return {};
 }
 
@@ -71,9 +74,7 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
     return Status::fail(kBad, "quantize_write: %d tokens of %d KV heads", p.num_tokens, p.num_kv_heads);
   const Status heads = check_kv_heads("quantize_write", p.num_kv_heads);
   if (!heads.ok()) return heads;
-  if (p.page_shift < 4 || p.page_shift > 6)
-    return Status::fail(StatusCode::unsupported, "quantize_write: pages of 2^%d tokens; supported are 16, 32 and 64",
-                        p.page_shift);
+  if (const Status status = check_page_shift("quantize_write", p.page_shift); !status.ok()) return status;
   if (p.num_tokens == 0) return {};
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
   if (!p.slot_mapping || !p.pages || !aligned_to_16(p.pages) || p.page_stride % 16 != 0 ||
@@ -81,6 +82,9 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
     return Status::fail(kBad,
                         "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(p.page_stride));
+  const Status mappings =
+      check_numbers("quantize_write", "slot_mapping and window_mapping", {p.slot_mapping, p.window_mapping}, 8);
+  if (!mappings.ok()) return mappings;
   const Status stride = check_write_stride("quantize_write", p.page_stride);
   if (!stride.ok()) return stride;
   if (p.window_mapping) {

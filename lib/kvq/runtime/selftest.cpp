@@ -118,7 +118,6 @@ class Replay {
     p.cache.seq_lens = seq_lens.get<std::int32_t>();
     p.cache.pages = pool.get(), p.cache.page_shift = shift(), p.cache.page_stride = layer_.pages.page_bytes();
     p.cache.page_table = pages.get<std::int32_t>(), p.cache.page_table_stride = static_cast<std::int64_t>(table.size());
-    p.cache.window_layout = {};
     p.cache.rotation_k = pointers_.rotation_k, p.cache.rotation_v = pointers_.rotation_v;
     p.cache.center_k = pointers_.center_k, p.cache.center_v = pointers_.center_v;
     p.workspace = workspace.get();

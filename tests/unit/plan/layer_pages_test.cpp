@@ -47,7 +47,7 @@ TEST_CASE("Capped logits are refused, because no kernel that reads pages caps th
 }
 
 TEST_CASE("A plan that fits becomes a layout with each side's own format", "[plan]") {
-  for (const int page_size : {16, 32, 64}) {
+  for (const int page_size : {16, 32, 64, 128}) {
     const PageLayout layout = page_layout_of(supported(), page_size);
     CHECK(layout.num_kv_heads == 2);
     CHECK(layout.page_size == page_size);
@@ -65,7 +65,8 @@ TEST_CASE("A plan that fits becomes a layout with each side's own format", "[pla
 
 TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan]") {
   CHECK(refusal([](LayerPlan&) {}) == "no error");
-  CHECK(refusal([](LayerPlan&) {}, 48) == "unsupported: pages: layer 3: page_size: supported 16, 32, 64, found 48");
+  CHECK(refusal([](LayerPlan&) {}, 48) ==
+        "unsupported: pages: layer 3: page_size: supported 16, 32, 64, 128, found 48");
   CHECK(refusal([](LayerPlan& p) { p.k.coder = CodebookCoder{}; }) ==
         "unsupported: pages: layer 3 k: coder: supported affine, symmetric, exact, found codebook");
   CHECK(refusal([](LayerPlan& p) { p.v->coder = TrellisCoder{}; }) ==
@@ -125,17 +126,42 @@ TEST_CASE("All faults of a plan are told at once", "[plan]") {
     CHECK_THAT(text, Contains(part));
 }
 
-TEST_CASE("Windows have whole tiles, room for one step, and the order of the coded values", "[plan]") {
+TEST_CASE("Only pages of 16, 32, 64 and 128 tokens are page sizes", "[plan]") {
+  for (int tokens = -1; tokens <= 300; ++tokens)
+    CHECK(is_page_size(tokens) == (tokens == 16 || tokens == 32 || tokens == 64 || tokens == 128));
+}
+
+TEST_CASE("Sinks and rings have whole tiles, and the order of the coded values", "[plan]") {
   const PageLayout pages = page_layout_of(supported(), 64);
-  const WindowLayout windows = window_layout_of(pages, {.sink_tokens = 5, .recent_tokens = 128}, 1);
-  CHECK(windows.sink_rows == 16);
-  CHECK(windows.ring_rows == 144);
-  CHECK(windows.num_kv_heads == 2);
-  CHECK(windows.slot_bytes() == 2 * 160 * 2 * (192 + 128));
-  for (int channel = 0; channel < 128; ++channel)
-    CHECK(windows.value_offset(0, channel) == windows.k.bytes() + exact_offset(128, 0, value_place(pages.v, channel)));
-  CHECK(window_layout_of(pages, {.sink_tokens = 0, .recent_tokens = 120}, 8).ring_rows == 128);
-  const WindowLayout none = window_layout_of(pages, {}, 8);
-  CHECK(none.slot_bytes() == 0);
-  CHECK(window_layout_of(pages, {.sink_tokens = 16, .recent_tokens = 0}, 8).tiles() == 1);
+  const auto [sinks, rings] = window_layouts_of(pages, {.sink_tokens = 5, .recent_tokens = 128}, 1);
+  CHECK(sinks.rows == 16);
+  CHECK(rings.rows == 144);
+  CHECK(sinks.slot_bytes() == 2 * 16 * 2 * (192 + 128));
+  CHECK(rings.slot_bytes() == 2 * 144 * 2 * (192 + 128));
+  for (const WindowLayout& windows : {sinks, rings}) {
+    CHECK(windows.num_kv_heads == 2);
+    for (int channel = 0; channel < 128; ++channel)
+      CHECK(windows.value_offset(0, channel) ==
+            windows.k.bytes() + exact_offset(128, 0, value_place(pages.v, channel)));
+  }
+}
+
+TEST_CASE("A ring has room for the recent tokens and for those that may be taken back", "[plan]") {
+  const PageLayout pages = page_layout_of(supported(), 64);
+  const auto ring_rows = [&](int recent, int max_rollback) {
+    return window_layouts_of(pages, {.sink_tokens = 0, .recent_tokens = recent}, max_rollback).rings.rows;
+  };
+  CHECK(ring_rows(120, 8) == 128);
+  CHECK(ring_rows(120, 9) == 144);
+  CHECK(ring_rows(1, 0) == 16);
+}
+
+TEST_CASE("A pool whose tokens are 0 has no bytes", "[plan]") {
+  const PageLayout pages = page_layout_of(supported(), 64);
+  const WindowLayouts none = window_layouts_of(pages, {}, 8);
+  CHECK(none.sinks.slot_bytes() == 0);
+  CHECK(none.rings.slot_bytes() == 0);
+  const WindowLayouts sinks = window_layouts_of(pages, {.sink_tokens = 17, .recent_tokens = 0}, 8);
+  CHECK(sinks.sinks.tiles() == 2);
+  CHECK(sinks.rings.slot_bytes() == 0);
 }

@@ -162,7 +162,7 @@ TEST_CASE("Tiles have the written sizes and keep every load aligned", "[plan]") 
 }
 
 TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[plan]") {
-  for (const int page_size : {16, 32, 64}) {
+  for (const int page_size : {16, 32, 64, 128}) {
     const PageLayout layout{.k = {128, 4, 32, 2}, .v = {64, 2, 64, 1}, .num_kv_heads = 3, .page_size = page_size};
     std::vector<int> taken(static_cast<std::size_t>(layout.page_bytes()), 0);
     for (int head = 0; head < 3; ++head)
@@ -178,7 +178,7 @@ TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[p
   }
 }
 
-TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent tokens apart", "[plan]") {
+TEST_CASE("Window rows and channels fill a slot, and positions go around it", "[plan]") {
   for (const TileSide& coded :
        {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2}, TileSide{128, 4, 32, 2}}) {
     const int dim = coded.head_dim;
@@ -187,12 +187,11 @@ TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent token
         .k = {80, 16, 80, 0},
         .v = {dim, 16, dim, 0},
         .coded_v = coded,
-        .sink_rows = 16,
-        .ring_rows = 48,
+        .rows = 48,
     };
     std::vector<int> taken(static_cast<std::size_t>(layout.slot_bytes()), 0);
     for (int head = 0; head < 2; ++head)
-      for (int row = 0; row < 64; ++row) {
+      for (int row = 0; row < 48; ++row) {
         const auto take = [&](int offset) {
           ++taken.at(static_cast<std::size_t>(head * layout.head_bytes() + offset));
           ++taken.at(static_cast<std::size_t>(head * layout.head_bytes() + offset + 1));
@@ -202,13 +201,22 @@ TEST_CASE("Window rows and channels fill a slot, and the ring keeps recent token
       }
     CHECK(taken == std::vector<int>(taken.size(), 1));
   }
-  const WindowLayout layout{.num_kv_heads = 1, .sink_rows = 16, .ring_rows = 48};
-  CHECK(layout.row(0, 5) == 0);
-  CHECK(layout.row(4, 5) == 4);
-  CHECK(layout.row(5, 5) == 16);
-  CHECK(layout.row(52, 5) == 63);
-  CHECK(layout.row(53, 5) == 16);
-  CHECK(layout.row((std::int64_t{1} << 33) + 5, 5) == 16 + static_cast<int>((std::int64_t{1} << 33) % 48));
+  const WindowLayout layout{.num_kv_heads = 1, .rows = 48};
+  CHECK(layout.row(0) == 0);
+  CHECK(layout.row(47) == 47);
+  CHECK(layout.row(48) == 0);
+  CHECK(layout.row(100) == 4);
+  CHECK(layout.row((std::int64_t{1} << 33) + 5) == static_cast<int>(((std::int64_t{1} << 33) + 5) % 48));
+}
+
+TEST_CASE("Rows of all slots lie in the tile pair of their slot, head and row", "[plan]") {
+  const WindowLayout layout{3, {128, 16, 128, 0}, {64, 16, 64, 0}, {64, 16, 64, 0}, 48};
+  for (int slot = 0; slot < 4; ++slot)
+    for (int head = 0; head < 3; ++head)
+      for (int row = 0; row < layout.rows; ++row)
+        REQUIRE(layout.tile_pair(std::int64_t{slot} * layout.rows + row, head) +
+                    exact_offset(128, row % kTileTokens, 77) ==
+                slot * layout.slot_bytes() + head * layout.head_bytes() + layout.key_offset(row, 77));
 }
 
 TEST_CASE("Of each chunk of turned values, the four lanes of a row have two neighboring places each", "[plan]") {

@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 #include <kvq/core/status.h>
 #include <kvq/runtime.h>
+#include <kvq/runtime/api/struct_sizes.h>
 
 #include <cstddef>
 #include <cstring>
@@ -57,11 +58,11 @@ inline constexpr std::size_t kMostUnknownBytes = 4096;
 /// Copies the caller's structure to this library's version. Fields that an older caller does not have become zero;
 /// further fields of a newer caller must be zero.
 /// @param name    for messages
-/// @param oldest  struct_size of the first version
 /// @return  on failure `into` is undefined
 template <typename T>
-Status read_struct(const T* from, T& into, const char* name, std::size_t oldest = sizeof(T)) {
+Status read_struct(const T* from, T& into, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, struct_size) == 0);
+  constexpr std::size_t oldest = kFirstSize<T>;
   if (!from) return Status::fail(StatusCode::invalid_argument, "%s must not be null", name);
   const std::size_t size = from->struct_size;
   if (size < oldest)
@@ -85,7 +86,8 @@ Status read_struct(const T* from, T& into, const char* name, std::size_t oldest 
 
 /// Copies as much of a structure as the caller's version has; the caller's struct_size stays.
 template <typename T>
-Status write_struct(const T& from, T* into, const char* name, std::size_t oldest = sizeof(T)) {
+Status write_struct(const T& from, T* into, const char* name) {
+  constexpr std::size_t oldest = kFirstSize<T>;
   if (!into) return Status::fail(StatusCode::invalid_argument, "%s must not be null", name);
   const std::size_t size = into->struct_size;
   if (size < oldest)

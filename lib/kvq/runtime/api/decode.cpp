@@ -17,21 +17,21 @@ Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer
   CacheLayer found;
   if (const Status status = find_layer("decode", cache, layer, plan.key, found); !status.ok()) return status;
   const auto& [l, pools] = found;
-  const kvq_device_model& model = *cache->model;
+  const DeviceModel& model = *cache->model;
   if (l->num_kv_heads != plan.num_kv_heads)
     return Status::fail(kBad, "decode: layer %d has %d KV heads, the layer of the plan %d", layer, l->num_kv_heads,
                         plan.num_kv_heads);
   if (model.device != plan.device)
     return Status::fail(kBad, "decode: the plan was made on device %d, the cache is on %d", plan.device, model.device);
-  if (a.batch > plan.max_batch)
-    return Status::fail(kBad, "decode: batch is %d, the plan's max_batch %d", a.batch, plan.max_batch);
-  if (a.batch > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < plan.workspace_bytes()))
+  DecodeParams p;
+  p.cache = paged_cache_view(*cache, found, layer);
+  if (const Status status = read_sequences("decode", a.sequences, plan.max_batch, p.cache); !status.ok()) return status;
+  AttentionOptions options;
+  if (const Status status = attention_options("decode", *l, a.softmax_scale, a.sliding_window, options); !status.ok())
+    return status;
+  if (p.cache.batch > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < plan.workspace_bytes()))
     return Status::fail(kBad, "decode: expected a workspace of %zu bytes, aligned to 256, found %zu bytes",
                         plan.workspace_bytes(), a.workspace_bytes);
-  if (a.batch > 1 && !a.page_indptr && a.page_table_stride < 1)
-    return Status::fail(kBad, "decode: page_table_stride is %lld, expected 1 or more",
-                        static_cast<long long>(a.page_table_stride));
-
   if (l->center_in_o_proj && a.sink_logits)
     return Status::fail(StatusCode::unsupported,
                         "decode: layer %d: sink_logits with values whose center is folded into o_proj, which takes "
@@ -39,19 +39,12 @@ Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer
                         layer);
 
   const std::int64_t heads = l->num_q_heads;
-  DecodeParams p;
   p.num_q_heads = l->num_q_heads;
-  p.softmax_scale = l->softmax_scale;
-  p.sliding_window = l->sliding_window;
+  p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
   p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : heads * l->pages.k.head_dim;
   p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : heads * l->pages.v.head_dim;
   p.lse = a.lse;
-  p.cache = paged_cache_view(*cache, found);
   p.cache.center_k = l->pointers.center_k;  // of folded keys, too: it enters lse and sink logits
-  p.cache.batch = a.batch;
-  p.cache.seq_lens = a.seq_lens, p.cache.window_slots = a.window_slots;
-  p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr;
-  p.cache.page_table_stride = a.page_table_stride;
   p.sink_logits = a.sink_logits;
   p.workspace = a.workspace;
   if (const Status status = check_decode(plan.variant, p); !status.ok()) return status;
@@ -69,10 +62,12 @@ kvq_status kvq_decode_plan_create(const kvq_model* model, std::int32_t layer, co
     raise(read_struct(options, o, "options"));
     if (o.max_batch < 1)
       throw Error{ErrorKind::usage, fmt::format("decode: max_batch: expected 1 or more, found {}", o.max_batch)};
+    raise(check_plan_flags("decode", o.flags));
     kvq_decode_plan made{.variant = {}, .key = l.key, .num_kv_heads = l.heads.num_kv, .max_batch = o.max_batch};
     made.variant = choose_decode(made.key);
     raise(cuda_status(cudaGetDevice(&made.device), "decode: plan"));
     raise(made.variant.plan(made.launch));
+    if (o.flags & KVQ_PLAN_NO_OVERLAP) made.launch.overlapping = false;
     *plan = new kvq_decode_plan{made};
   });
 }

@@ -1,5 +1,7 @@
 #include <kvq/runtime/api/handles.h>
 
+#include <limits>
+
 using namespace kvq;
 using namespace kvq::abi;
 
@@ -19,23 +21,21 @@ Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int l
     return Status::fail(kBad, "dequantize: flags: unknown bits in %#x", a.flags);
   const kvq_device_layer& l = *found.layer;
   DequantizeParams p;
-  p.cache = paged_cache_view(*cache, found);
+  p.cache = paged_cache_view(*cache, found, layer);
+  constexpr int kAnyBatch = std::numeric_limits<int>::max();
+  if (const Status status = read_sequences("dequantize", a.sequences, kAnyBatch, p.cache); !status.ok()) return status;
   if (a.flags & KVQ_DEQUANTIZE_ROTATED) {
     p.cache.rotation_k = p.cache.rotation_v = {};
     p.cache.center_k = p.cache.center_v = nullptr;
   }
-  p.cache.batch = a.batch;
-  p.cache.seq_lens = a.seq_lens;
-  p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr,
-  p.cache.page_table_stride = a.page_table_stride;
-  p.cache.window_slots = a.window_slots;
+  p.num_rows = a.num_rows;
   p.first = a.first, p.last = a.last, p.out_indptr = a.out_indptr;
   p.k = a.k, p.v = a.v;
   const std::int64_t heads = l.num_kv_heads;
   p.k_stride = a.k_stride ? a.k_stride : heads * l.pages.k.head_dim;
   p.v_stride = a.v_stride ? a.v_stride : heads * l.pages.v.head_dim;
   if (const Status status = check_dequantize(plan.variant, p); !status.ok()) return status;
-  if (a.batch == 0) return {};
+  if (p.cache.batch == 0) return {};
   return plan.variant.run(plan.launch, p, stream);
 }
 

@@ -4,11 +4,12 @@
 #include <kvq/runtime.h>
 #include <kvq/runtime/api/abi.h>
 #include <kvq/runtime/kernel_choice.h>
-#include <kvq/runtime/kernels/demote/variant.h>
+#include <kvq/runtime/kernels/copy/params.h>
 #include <kvq/runtime/loaded_model.h>
 
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <vector>
 
 /// The structures behind the opaque handles. None changes after a caller has it.
@@ -26,45 +27,40 @@ struct kvq_device_layer {
   kvq::Folded folded;
   bool center_in_o_proj = false;  ///< values are folded and have a center, so attention weights must sum to 1
   kvq::PageLayout pages;
-  kvq::WindowLayout windows;
+  kvq::WindowLayouts windows;
   kvq::LayerPointers pointers;
 };
 
-struct kvq_device_model {
+namespace kvq::abi {
+
+/// A model on a device; handles of it and of its caches share it.
+struct DeviceModel {
   int device = 0;
   int first_layer = 0;
   int max_rollback = 0;
-  kvq::Windows windows;
+  Windows windows;
   std::vector<kvq_device_layer> layers;
 };
 
-/// Layers that one demote launch handles: of equal format, sizes and page stride.
-struct kvq_demote_group {
-  kvq::DemoteVariant variant;
-  kvq::DemoteParams params;  ///< the lists of demotions are set by each step
+}  // namespace kvq::abi
+
+struct kvq_device_model {
+  std::shared_ptr<const kvq::abi::DeviceModel> data;
 };
 
 struct kvq_cache {
-  /// Addresses of one layer's pages and windows.
+  /// Addresses of one layer's pools.
   struct Pools {
     std::byte* pages = nullptr;
     std::int64_t page_stride = 0;
-    std::byte* windows = nullptr;
+    std::byte *sinks = nullptr, *rings = nullptr;
   };
-  const kvq_device_model* model = nullptr;
-  std::vector<Pools> pools;                     ///< in the order of model->layers
-  std::vector<kvq_demote_group> demote_groups;  ///< empty without a recent window
-};
-
-struct kvq_step_plan {
-  int max_batch = 0, max_tokens = 0;
-  int max_demotions = 0;
-  kvq::Windows windows;
-  kvq::WindowLayout window_layout;  ///< only the numbers of rows are read
-
-  std::size_t list_bytes() const;  ///< of one of the two lists of demotions at the workspace's beginning; the number of
-                                   ///< demotions follows
-  std::size_t workspace_bytes() const;
+  std::shared_ptr<const kvq::abi::DeviceModel> model;
+  kvq::CacheExtents extents;              ///< as kernels check them
+  std::vector<Pools> pools;               ///< in the order of model->layers
+  kvq::CopyParams copies[3];              ///< by kvq_copy_kind: everything but the entries
+  kvq::FaultRecord* faults = nullptr;     ///< on the device; null: unchecked
+  kvq::RingState* ring_states = nullptr;  ///< on the device; null: unchecked
 };
 
 struct kvq_write_plan {
@@ -106,6 +102,11 @@ inline bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
 }
 
+inline Status check_plan_flags(const char* call, std::uint32_t flags) {
+  if ((flags & ~std::uint32_t{KVQ_PLAN_NO_OVERLAP}) == 0) return {};
+  return Status::fail(StatusCode::invalid_argument, "%s: flags: unknown bits in %#x", call, flags);
+}
+
 /// Checks that `device` is current. @param what  the object that is on `device`, for the message
 inline Status check_device(const char* call, int device, const char* what) {
   int current = 0;
@@ -126,7 +127,7 @@ struct CacheLayer {
 /// current.
 inline Status find_layer(const char* call, const kvq_cache* cache, int layer, const KernelKey& key, CacheLayer& found) {
   if (!cache) return Status::fail(StatusCode::invalid_argument, "%s: cache must not be null", call);
-  const kvq_device_model& model = *cache->model;
+  const DeviceModel& model = *cache->model;
   const std::int64_t i = std::int64_t{layer} - model.first_layer,
                      count = static_cast<std::int64_t>(model.layers.size());
   if (i < 0 || i >= count)
@@ -139,19 +140,65 @@ inline Status find_layer(const char* call, const kvq_cache* cache, int layer, co
   return check_device(call, model.device, "cache");
 }
 
-inline int page_shift(const PageLayout& pages) { return pages.page_size == 64 ? 6 : pages.page_size == 32 ? 5 : 4; }
+inline int page_shift(const PageLayout& pages) {
+  int shift = 4;
+  while (1 << shift < pages.page_size) ++shift;
+  return shift;
+}
+
+inline WindowRule window_rule(const Windows& windows) { return {windows.sink_tokens, windows.recent_tokens}; }
 
 /// One layer's cache for kernels that read rows in the served model's basis. Folded keys have no center to add.
-inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer& found) {
+inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer& found, int layer) {
   const auto& [l, pools] = found;
   PagedCacheView c;
   c.num_kv_heads = l->num_kv_heads;
-  c.sink_tokens = cache.model->windows.sink_tokens, c.recent_tokens = cache.model->windows.recent_tokens;
+  c.windows = window_rule(cache.model->windows), c.extents = cache.extents;
   c.pages = pools->pages, c.page_stride = pools->page_stride, c.page_shift = page_shift(l->pages);
-  c.windows = pools->windows, c.window_layout = l->windows;
+  c.sinks = pools->sinks, c.sink_layout = l->windows.sinks;
+  c.rings = pools->rings, c.ring_layout = l->windows.rings;
+  c.ring_states = cache.ring_states, c.faults = cache.faults, c.layer = layer;
   c.rotation_k = l->pointers.rotation_k, c.rotation_v = l->pointers.rotation_v;
   c.center_k = l->folded.k ? nullptr : l->pointers.center_k, c.center_v = l->pointers.center_v;
   return c;
+}
+
+/// Copies the caller's sequences. @param most  the plan's max_batch
+inline Status read_sequences(const char* call, const kvq_sequences* from, int most, SequenceTables& into) {
+  kvq_sequences s;
+  if (const Status status = read_struct(from, s, "sequences"); !status.ok()) return status;
+  if (s.batch > most)
+    return Status::fail(StatusCode::invalid_argument, "%s: batch is %d, the plan's max_batch %d", call, s.batch, most);
+  into = {
+      .batch = s.batch,
+      .seq_lens = s.seq_lens,
+      .page_table = s.page_table,
+      .page_indptr = s.page_indptr,
+      .page_table_stride = s.page_table_stride,
+      .sink_slots = s.sink_slots,
+      .ring_slots = s.ring_slots,
+      .exact_from = s.exact_from,
+      .sequence_ids = s.sequence_ids,
+  };
+  return {};
+}
+
+/// The softmax scale and sliding window of a call. @param call  for messages
+struct AttentionOptions {
+  float softmax_scale = 0.0f;
+  int sliding_window = 0;
+};
+inline Status attention_options(const char* call, const kvq_device_layer& layer, float softmax_scale,
+                                std::int32_t sliding_window, AttentionOptions& options) {
+  if (!(softmax_scale >= 0.0f) || softmax_scale > 3.4e38f)
+    return Status::fail(StatusCode::invalid_argument, "%s: softmax_scale is %g, expected a positive number, or 0", call,
+                        static_cast<double>(softmax_scale));
+  if (sliding_window < -1)
+    return Status::fail(StatusCode::invalid_argument, "%s: sliding_window is %d, expected -1 or more", call,
+                        sliding_window);
+  options.softmax_scale = softmax_scale > 0.0f ? softmax_scale : layer.softmax_scale;
+  options.sliding_window = sliding_window == 0 ? layer.sliding_window : sliding_window < 0 ? 0 : sliding_window;
+  return {};
 }
 
 const LoadedLayer& layer_of(const kvq_model* model, int layer);

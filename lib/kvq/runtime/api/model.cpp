@@ -8,8 +8,6 @@ namespace kvq::abi {
 
 namespace {
 
-constexpr std::size_t kGeometryOldest = sizeof(kvq_layer_geometry), kOptionsOldest = sizeof(kvq_model_options);
-
 RopeLayout rope_layout(int rope) {
   switch (rope) {
     case KVQ_ROPE_NONE: return RopeLayout::none;
@@ -54,7 +52,7 @@ std::vector<LayerClaim> layer_claims(const kvq_model_options& o) {
   const auto* at = reinterpret_cast<const unsigned char*>(o.geometry);
   for (int i = 0; i < o.num_geometries; ++i, at += o.geometry->struct_size) {
     kvq_layer_geometry geometry;
-    raise(read_struct(reinterpret_cast<const kvq_layer_geometry*>(at), geometry, "geometry", kGeometryOldest));
+    raise(read_struct(reinterpret_cast<const kvq_layer_geometry*>(at), geometry, "geometry"));
     claims.push_back(layer_claim(geometry));
   }
   claims.resize(static_cast<std::size_t>(o.num_layers), claims.front());
@@ -105,9 +103,9 @@ kvq_layer_info layer_info(const LoadedLayer& l) {
   info.k_scales = !l.plan.k.rotation.channel_scale.empty() && !l.folded.k && !l.folded.k_scales;
   info.v_scales = !l.plan.v->rotation.channel_scale.empty() && !l.folded.v;
   info.sliding_window = g.sliding_window;
-  info.sink_rows = l.windows.sink_rows, info.ring_rows = l.windows.ring_rows;
+  info.sink_rows = l.windows.sinks.rows, info.ring_rows = l.windows.rings.rows;
   info.page_bytes = l.pages.page_bytes();
-  info.window_slot_bytes = l.windows.slot_bytes();
+  info.sink_slot_bytes = l.windows.sinks.slot_bytes(), info.ring_slot_bytes = l.windows.rings.slot_bytes();
   info.softmax_scale = g.softmax_scale;
   info.k_effective_bits = bits(l.plan.k, g.head_dim), info.v_effective_bits = bits(*l.plan.v, g.v_head_dim);
   return info;
@@ -133,7 +131,7 @@ kvq_status kvq_model_load(const char* path, const kvq_model_options* options, kv
   return guarded(error, [&] {
     required(path, "path"), required(model, "model");
     kvq_model_options o;
-    raise(read_struct(options, o, "options", kOptionsOldest));
+    raise(read_struct(options, o, "options"));
     *model = new kvq_model{load_model(path, model_claim(o))};
   });
 }
@@ -156,10 +154,7 @@ kvq_status kvq_model_query(const kvq_model* model, kvq_model_info* info, kvq_err
 }
 
 kvq_status kvq_model_query_layer(const kvq_model* model, std::int32_t layer, kvq_layer_info* info, kvq_error* error) {
-  // Callers of ABI 200 have no k_scales.
-  return guarded(error, [&] {
-    raise(write_struct(layer_info(layer_of(model, layer)), info, "info", offsetof(kvq_layer_info, k_scales)));
-  });
+  return guarded(error, [&] { raise(write_struct(layer_info(layer_of(model, layer)), info, "info")); });
 }
 
 kvq_status kvq_model_device_bytes(const kvq_model* model, size_t* bytes, kvq_error* error) {
@@ -177,7 +172,7 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
     if (!image.empty() && (!memory || !aligned(memory, 256)))
       throw Error{ErrorKind::usage, "upload: memory must be aligned to 256 bytes"};
 
-    auto made = std::make_unique<kvq_device_model>();
+    auto made = std::make_shared<DeviceModel>();
     raise(cuda_status(cudaGetDevice(&made->device), "upload"));
     made->first_layer = m.claim.first_layer, made->windows = m.windows, made->max_rollback = m.claim.max_step_tokens;
     for (std::size_t i = 0; i < m.layers.size(); ++i) {
@@ -198,7 +193,7 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
     if (!image.empty())
       raise(cuda_status(cudaMemcpyAsync(memory, image.data(), image.size(), cudaMemcpyHostToDevice, stream), "upload"));
     raise(cuda_status(cudaStreamSynchronize(stream), "upload"));
-    *device_model = made.release();
+    *device_model = new kvq_device_model{std::move(made)};
   });
 }
 

@@ -17,7 +17,14 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
     return Status::fail(kBad, "prefill: the plan was made on device %d, the cache is on %d", plan.device,
                         cache->model->device);
   const auto bytes = static_cast<std::size_t>(plan.launch.workspace_bytes);
-  if (a.batch > 0 && bytes > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < bytes))
+  PrefillParams p;
+  p.cache = paged_cache_view(*cache, found, layer);
+  if (const Status status = read_sequences("prefill", a.sequences, plan.launch.shape.batch, p.cache); !status.ok())
+    return status;
+  AttentionOptions options;
+  if (const Status status = attention_options("prefill", l, a.softmax_scale, a.sliding_window, options); !status.ok())
+    return status;
+  if (p.cache.batch > 0 && bytes > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < bytes))
     return Status::fail(kBad, "prefill: expected a workspace of %zu bytes, aligned to 256, found %zu bytes", bytes,
                         a.workspace_bytes);
   if (l.folded.k && l.pointers.center_k && (a.lse || a.sink_logits))
@@ -35,20 +42,15 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
 
   const std::int64_t q_heads = l.num_q_heads, kv_heads = l.num_kv_heads, k_dim = l.pages.k.head_dim,
                      v_dim = l.pages.v.head_dim;
-  PrefillParams p;
   p.num_q_heads = l.num_q_heads;
-  p.softmax_scale = l.softmax_scale, p.sliding_window = l.sliding_window;
+  p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
   p.sink_logits = a.sink_logits;
-  p.q_indptr = a.q_indptr;
+  p.num_tokens = a.num_tokens, p.q_indptr = a.q_indptr;
+  p.max_queries = plan.launch.shape.max_queries, p.max_keys = plan.launch.shape.max_keys;
   p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse;
   p.q_stride = a.q_stride ? a.q_stride : q_heads * k_dim, p.out_stride = a.out_stride ? a.out_stride : q_heads * v_dim;
   p.k_stride = a.k_stride ? a.k_stride : kv_heads * k_dim, p.v_stride = a.v_stride ? a.v_stride : kv_heads * v_dim;
-  p.cache = paged_cache_view(*cache, found);
-  p.cache.batch = a.batch;
-  p.cache.seq_lens = a.seq_lens, p.prefix_lens = a.prefix_lens;
-  p.cache.page_table = a.page_table, p.cache.page_indptr = a.page_indptr,
-  p.cache.page_table_stride = a.page_table_stride;
-  p.cache.window_slots = a.window_slots;
+  p.prefix_lens = a.prefix_lens;
   p.workspace = static_cast<std::byte*>(a.workspace);
   if (const Status status = check_prefill(plan.variant, plan.rows, plan.launch, p); !status.ok()) return status;
   return plan.variant.run(plan.rows, plan.launch, p, stream);

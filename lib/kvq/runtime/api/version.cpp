@@ -1,6 +1,5 @@
 #include <kvq/runtime.h>
 #include <kvq/runtime/kernels/decode/variant.h>
-#include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
@@ -37,7 +36,6 @@ const char* kvq_kernel_name(std::int32_t kernel, std::int32_t index) {
   switch (kernel) {
     case KVQ_KERNEL_DECODE: return name_of(kvq::decode_variants(), index);
     case KVQ_KERNEL_WRITE: return name_of(kvq::write_variants(), index);
-    case KVQ_KERNEL_DEMOTE: return name_of(kvq::demote_variants(), index);
     case KVQ_KERNEL_DEQUANTIZE: return name_of(kvq::dequantize_variants(), index);
     case KVQ_KERNEL_PREFILL: return name_of(kvq::prefill_variants(), index);
     default: return nullptr;

@@ -3,15 +3,20 @@
 using namespace kvq;
 using namespace kvq::abi;
 
-kvq_status kvq_write_plan_create(const kvq_model* model, std::int32_t layer, kvq_write_plan** plan, kvq_error* error) {
+kvq_status kvq_write_plan_create(const kvq_model* model, std::int32_t layer, const kvq_write_options* options,
+                                 kvq_write_plan** plan, kvq_error* error) {
   return guarded(error, [&] {
     const LoadedLayer& l = layer_of(model, layer);
     required(plan, "plan");
+    kvq_write_options o{};
+    if (options) raise(read_struct(options, o, "options"));
+    raise(check_plan_flags("write", o.flags));
     kvq_write_plan made;
     made.key = l.key;
     made.variant = choose_write(l.key);
     raise(cuda_status(cudaGetDevice(&made.device), "write: plan"));
     raise(made.variant.plan(made.launch));
+    if (o.flags & KVQ_PLAN_NO_OVERLAP) made.launch.overlapping = false;
     *plan = new kvq_write_plan{made};
   });
 }
@@ -43,8 +48,10 @@ Status write(const kvq_write_plan& plan, const kvq_cache* cache, int layer, cons
   p.slot_mapping = a.slot_mapping;
   p.pages = pools->pages, p.page_stride = pools->page_stride;
   p.page_shift = page_shift(l->pages);
-  if (windows != Windows{})
-    p.window_mapping = a.window_mapping, p.windows = pools->windows, p.window_layout = l->windows;
+  if (windows != Windows{}) p.window_mapping = a.window_mapping;
+  p.sinks = pools->sinks, p.sink_layout = l->windows.sinks;
+  p.rings = pools->rings, p.ring_layout = l->windows.rings;
+  p.extents = cache->extents, p.faults = cache->faults, p.layer = layer;
   if (const Status status = check_write(plan.variant, p); !status.ok()) return status;
   return plan.variant.run(plan.launch, p, stream);
 }

@@ -19,9 +19,14 @@ struct GenericRows {
   std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
-/// x as bfloat16; saturates at the largest finite number, as the codec does.
+/// False for NaN and infinities, which poison a row (packing.md, "Rows that are not finite").
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.40282347e38f; }
+
+/// A channel of an exact row as bfloat16: saturates at the largest finite number, as the codec does; NaN if x is not
+/// finite.
 __device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
   const float most = __uint_as_float(0x7F7F0000u);
+  if (!is_finite(x)) return __ushort_as_bfloat16(0x7FC0);
   return __float2bfloat16_rn(x > most ? most : x < -most ? -most : x);
 }
 
@@ -148,6 +153,21 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
   __syncwarp();
 }
 
+/// Whether all channels of a row are finite. All lanes of a warp call it.
+__device__ __forceinline__ bool is_finite_row(const float* row, int dim, int lane) {
+  bool finite = true;
+  for (int c = lane; c < dim; c += 32) finite = finite && is_finite(row[c]);
+  return __all_sync(kAll, finite);
+}
+
+/// Codes and group parameters of a row that is not finite. All lanes of a warp call it.
+__device__ __forceinline__ void poison_row(const TileSide& side, bool bfloat, std::uint8_t* codes,
+                                           unsigned short* params, int lane) {
+  for (int c = lane; c < side.head_dim; c += 32) codes[c] = 0;
+  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = bfloat ? 0x7FC0 : 0x7E00;
+  __syncwarp();
+}
+
 /// Stores a quantized row as a token of a tile. All lanes of a warp call it.
 __device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* params,
                                             const TileSide& side, bool value, std::byte* tile, int token, int lane) {
@@ -196,8 +216,12 @@ __device__ __forceinline__ void code_rows(GenericRows& rows, const CacheFormat& 
       store_exact(rows.x[i], side.head_dim, side, tile, token, lane);
       continue;
     }
-    if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
-    encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.params[warp], lane);
+    if (is_finite_row(rows.x[i], side.head_dim, lane)) {
+      if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
+      encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.params[warp], lane);
+    } else {
+      poison_row(side, format.bfloat(value), rows.codes[warp], rows.params[warp], lane);
+    }
     store_codes(rows.codes[warp], rows.params[warp], side, value, tile, token, lane);
     __syncwarp();
   }

@@ -7,12 +7,18 @@
 /// Numbers of 16 bits, alone and two to a word, and sums in the order of packing.md.
 namespace kvq {
 
+/// Two 16-bit numbers, infinities replaced by NaN. @param exponent  the bits of an exponent
+__device__ __forceinline__ unsigned infinite_to_nan(unsigned two, unsigned exponent) {
+  const unsigned high = exponent << 16;
+  return two | ((two & exponent) == exponent ? 0x7FFFu : 0u) | ((two & high) == high ? 0x7FFF0000u : 0u);
+}
+
 /// Operations on pairs of the two 16-bit types.
 template <typename T>
 struct Pair;
 template <>
 struct Pair<__nv_bfloat16> {
-  static constexpr unsigned kOne = 0x3F80;
+  static constexpr unsigned kOne = 0x3F80, kExponent = 0x7F80;
   static __device__ __forceinline__ float2 to_float(unsigned bits) {
     return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u));
   }
@@ -34,7 +40,7 @@ struct Pair<__nv_bfloat16> {
 };
 template <>
 struct Pair<__half> {
-  static constexpr unsigned kOne = 0x3C00;
+  static constexpr unsigned kOne = 0x3C00, kExponent = 0x7C00;
   static __device__ __forceinline__ float2 to_float(unsigned bits) {
     return __half22float2(*reinterpret_cast<const __half2*>(&bits));
   }
@@ -44,8 +50,7 @@ struct Pair<__half> {
   }
   /// Saturates at the largest finite number, as from_float() does.
   static __device__ __forceinline__ unsigned pack_saturated(float low, float high) {
-    constexpr float kMost = 65504.0f;
-    return pack(fminf(fmaxf(low, -kMost), kMost), fminf(fmaxf(high, -kMost), kMost));
+    return pack(saturated_to_half(low), saturated_to_half(high));
   }
   static __device__ __forceinline__ unsigned multiply(unsigned a, unsigned b) {
     const __half2 c = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
@@ -56,6 +61,14 @@ struct Pair<__half> {
     ptx::mma_m16n8k16_fp16(c, a0, a1, a2, a3, b0, b1);
   }
 };
+
+/// Eight numbers of queries, infinities replaced by NaN: an infinite score below all others would hide.
+template <typename T>
+__device__ __forceinline__ uint4 infinite_to_nan(uint4 eight) {
+  constexpr unsigned kExponent = Pair<T>::kExponent;
+  return make_uint4(infinite_to_nan(eight.x, kExponent), infinite_to_nan(eight.y, kExponent),
+                    infinite_to_nan(eight.z, kExponent), infinite_to_nan(eight.w, kExponent));
+}
 
 /// Two numbers as bfloat16; saturates at the largest finite number, as the codec does.
 __device__ __forceinline__ unsigned pack_bf16(float low, float high) {

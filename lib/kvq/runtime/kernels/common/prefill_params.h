@@ -17,6 +17,7 @@ struct PrefillParams {
   const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 
   // the chunks of all sequences, one after the other: fp16 or bf16, 16-byte aligned, strides multiples of 8
+  int num_tokens = 0;                      ///< T
   const std::int32_t* q_indptr = nullptr;  ///< [B + 1] first token of each sequence's chunk
   const void* q = nullptr;                 ///< [T, Hq, D] unrotated
   const void* k = nullptr;                 ///< [T, Hkv, D] as the model gives them
@@ -28,6 +29,8 @@ struct PrefillParams {
   // the prefix. If the chunk is in the cache already, seq_lens counts it, but prefix_lens does not.
   PagedCacheView cache = {};
   const std::int32_t* prefix_lens = nullptr;  ///< [B] tokens before the chunk, or null: seq_lens
+
+  int max_queries = 0, max_keys = 0;  ///< of a sequence, by the plan
 
   std::byte* workspace = nullptr;  ///< PrefillLaunch::workspace_bytes, 16-byte aligned
 };

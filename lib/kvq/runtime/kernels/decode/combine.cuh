@@ -268,6 +268,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     merge_partials<T>(
         shared, unit, [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
         [&](int row, float2 state) {
+          if (shared.completions[row >> log2_of(unit.heads)].bits == CompletionCounter::kFaulty)
+            state = make_float2(0.0f, kNaN);
           return is_row(row)
                      ? weigh(p, sequence_of(row), query_head_of(row), state, shifted ? shared.shifts[row] : 0.0f)
                      : float2{};

@@ -111,9 +111,14 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     ptx::cp_async_wait_group<1>();
     __syncwarp();
     const SeenTile tile = tiles[i];
+    if (page < 0) {  // the tile cannot be read
+      state.sum = kNaN;
+      page = next_page, next_page = later_page;
+      continue;
+    }
     const std::byte *k_tile = stages + stage * bytes, *v_tile = k_tile + reader.k_bytes;
     float scores[2][kHeads] = {}, weights[kHeads][4];
-    if (!tile.coded || k_side.exact()) {
+    if (!tile.coded() || k_side.exact()) {
       score_exact(reader.in_memory(tile, page).k, k_side.head_dim, queries, lane, scores);
     } else {
       read_params(k_tile, k_side, work.format.k_bfloat, tile, params, lane);
@@ -123,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
         score_codes<4>(k_tile, k_side, params, queries, lane, scores);
     }
     state.add_scores(scores, tile, lane, weights);
-    if (!tile.coded || v_side.exact()) {
+    if (!tile.coded() || v_side.exact()) {
       add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
     } else {
       __syncwarp();  // all lanes have read the keys' factors, which read_params() overwrites
@@ -174,8 +179,14 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
             query_head = static_cast<int>(blockIdx.x) % p.num_q_heads;
   const int head = query_head / work.heads, in_group = query_head % work.heads;
   T* out = static_cast<T*>(p.out) + sequence * p.out_stride + query_head * dim;
-  const int tiles = SeenTiles(p, sequence).count(), each = work.tiles_in_split(tiles),
-            count = (tiles + each - 1) / each;
+  const SeenTiles seen(p, sequence);
+  const int tiles = seen.count(), each = work.tiles_in_split(tiles), count = (tiles + each - 1) / each;
+  if (seen.fault) {
+    for (int c = thread; c < dim; c += kThreads) from_float(kNaN, out[c]);
+    if (p.lse && thread == 0) p.lse[blockIdx.x] = kNaN;
+    if (query_head == 0 && thread == 0) record_fault(p.cache.faults, seen.fault, sequence, p.cache.layer);
+    return;
+  }
   if (count == 0) {  // no visible token
     for (int c = thread; c < dim; c += kThreads) from_float(0.0f, out[c]);
     if (p.lse && thread == 0) p.lse[blockIdx.x] = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;

@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/generic_tiles.cuh>
+#include <kvq/runtime/kernels/common/sequences.cuh>
 
 /// Attention of a warp to tiles of 16 tokens of one KV head. The assignment of lanes follows the layout of pages:
 ///
@@ -12,41 +13,47 @@ namespace kvq::generic {
 
 constexpr int kHeads = 4;  ///< query heads that a warp attends for at once
 
+enum class TileSource { sinks, pages, ring };
+
 /// Sixteen tokens from `position` on; the query sees positions begin .. end - 1.
 struct SeenTile {
   int position, begin, end;
-  bool coded;  ///< in the pages, else in the windows
+  TileSource source;
+  __device__ __forceinline__ bool coded() const { return source == TileSource::pages; }
   __device__ __forceinline__ bool seen(int token) const { return position + token >= begin && position + token < end; }
 };
 
-/// The tiles with the tokens that a sequence's query sees: of sinks, pages, recent tokens. Like rows of the windows,
-/// tiles of sinks begin at multiples of 16, tiles of recent tokens at multiples of 16 from the end of the sinks.
+/// The tiles with the tokens that a sequence's query sees: of sinks, pages, recent tokens. All begin at positions that
+/// are multiples of 16.
 class SeenTiles {
  public:
+  Fault fault;            ///< then there are no tiles
+  SequenceTokens tokens;  ///< of the sequence
+
   __device__ __forceinline__ SeenTiles(const DecodeParams& p, int sequence) {
-    length = max(0, p.cache.seq_lens[sequence]);
-    first = p.sliding_window > 0 ? max(0, length - p.sliding_window) : 0;
-    sink_tokens = p.cache.sink_tokens;
-    sink_end = min(sink_tokens, length);
-    coded = p.cache.tiers().coded_from(first, length);
-    sinks = tiles(first, sink_end);
+    const CheckedSequence checked = load_whole_sequence(p.cache, sequence);
+    fault = checked.fault, tokens = checked.tokens;
+    first = p.sliding_window > 0 ? max(0, tokens.length - p.sliding_window) : 0;
+    coded = tokens.coded_from(first);
+    sinks = tiles(first, tokens.sink_end);
     coded_tiles = tiles(coded.begin, coded.end);
-    recent = coded.end < length ? tiles(coded.end - sink_tokens, length - sink_tokens) : 0;
+    recent = tiles(coded.end, tokens.length);
   }
   __device__ __forceinline__ int count() const { return sinks + coded_tiles + recent; }
   __device__ __forceinline__ SeenTile operator[](int i) const {
-    if (i < sinks) return {(first / kTileTokens + i) * kTileTokens, first, sink_end, false};
+    if (i < sinks) return {(first / kTileTokens + i) * kTileTokens, first, tokens.sink_end, TileSource::sinks};
     i -= sinks;
-    if (i < coded_tiles) return {(coded.begin / kTileTokens + i) * kTileTokens, coded.begin, coded.end, true};
+    if (i < coded_tiles)
+      return {(coded.begin / kTileTokens + i) * kTileTokens, coded.begin, coded.end, TileSource::pages};
     i -= coded_tiles;
-    return {sink_tokens + ((coded.end - sink_tokens) / kTileTokens + i) * kTileTokens, coded.end, length, false};
+    return {(coded.end / kTileTokens + i) * kTileTokens, coded.end, tokens.length, TileSource::ring};
   }
 
  private:
   static __device__ __forceinline__ int tiles(int begin, int end) {
     return begin < end ? (end - 1) / kTileTokens + 1 - begin / kTileTokens : 0;
   }
-  int length, first, sink_tokens, sink_end;
+  int first;
   PositionRange coded;
   int sinks, coded_tiles, recent;  ///< numbers of tiles
 };
@@ -73,28 +80,29 @@ struct TileReader {
         k_bytes(layout.k.exact() ? 0 : layout.k.bytes()),
         v_bytes(layout.v.exact() ? 0 : layout.v.bytes()) {}
 
-  /// The page of a coded tile. Load it early to hide the latency.
+  /// The page of a coded tile, or -1 if it is not in the pool. Load it early to hide the latency.
   __device__ __forceinline__ int page_of(const SeenTile& tile) const {
-    if (!tile.coded) return 0;
-    const std::int64_t base =
-        p.cache.page_indptr ? p.cache.page_indptr[sequence] : sequence * p.cache.page_table_stride;
-    return p.cache.page_table[base + (tile.position >> p.cache.page_shift)];
+    if (!tile.coded()) return 0;
+    const std::int32_t* table = table_of(p.cache, sequence);
+    const int page = kvq::page_of(p.cache, table, tile.position);
+    if (page < 0)
+      record_fault(p.cache.faults, {FaultCode::page, table[tile.position >> p.cache.page_shift]}, sequence,
+                   p.cache.layer);
+    return page;
   }
   __device__ __forceinline__ TilePair in_memory(const SeenTile& tile, int page) const {
-    if (tile.coded) {
+    if (tile.coded()) {
       const int slot = tile.position & ((1 << p.cache.page_shift) - 1);
       const std::byte* at = p.cache.pages + page * p.cache.page_stride;
       return {at + pages.key_tile(head, slot), at + pages.value_tile(head, slot)};
     }
-    const WindowLayout& w = p.cache.window_layout;
-    const std::byte* at = p.cache.windows + w.tile_pair(std::int64_t{p.cache.window_slots[sequence]} * w.rows() +
-                                                            w.row(tile.position, p.cache.sink_tokens),
-                                                        head);
-    return {at, at + w.k.bytes()};
+    int row;
+    const std::byte* at = exact_tiles(p.cache, tile.source == TileSource::sinks, sequence, head, tile.position, row);
+    return {at, at + p.cache.ring_layout.k.bytes()};
   }
   /// Starts asynchronous copies of the coded sides of a tile. All lanes of a warp call it.
   __device__ __forceinline__ void fetch(const SeenTile& tile, int page, std::byte* stage, int lane) const {
-    if (!tile.coded) return;
+    if (!tile.coded() || page < 0) return;
     const TilePair at = in_memory(tile, page);
     for (int i = 16 * lane; i < k_bytes; i += 16 * 32) ptx::cp_async_16(ptx::shared_address(stage + i), at.k + i);
     for (int i = 16 * lane; i < v_bytes; i += 16 * 32)

@@ -33,6 +33,12 @@
 /// split varies.
 namespace kvq::decode {
 
+/// Completes all work tiles as faulty, because the queue is too long.
+__device__ __noinline__ inline void refuse_all(unsigned long long* completions, int work_tiles) {
+  for (int i = static_cast<int>(threadIdx.x); i < work_tiles; i += static_cast<int>(blockDim.x))
+    atomicExch(completions + i, CompletionCounter::kFaulty);
+}
+
 template <typename T>
 __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__ DecodeKernelParams p) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -58,13 +64,16 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   }
   ptx::fence_mbarrier_init();
   count_chunks<T>(p, shared.queue);  // ends with __syncthreads(), which publishes the barriers and warps_done, too
-  const Splits splits(ptx::mul_wide(static_cast<unsigned>(shared.queue.chunks_before[T::kConsumerThreads]),
-                                    static_cast<unsigned>(p.cache.num_kv_heads)),
-                      static_cast<int>(gridDim.x), p.one_round_splits, [] { __trap(); });
+  const std::uint64_t chunks = shared.queue.total(p);
+  const Splits splits(chunks, static_cast<int>(gridDim.x), p.one_round_splits);
   if (static_cast<int>(blockIdx.x) >= splits.per_round) {
     // A later grid that waits for this one assumes that the queries kernel has ended as well, so this block must not
     // end before the queries kernel has.
     ptx::griddepcontrol_wait();
+    if (chunks >> 32 && blockIdx.x == 0) {
+      record_fault(p.cache.faults, {FaultCode::length, static_cast<std::int64_t>(chunks)}, -1, p.cache.layer);
+      refuse_all(p.completions, p.cache.batch * p.cache.num_kv_heads);
+    }
     return;
   }
   if (warp == T::kConsumerWarps) {
@@ -105,6 +114,8 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     } else if (info.flags & kStageExact) {
       attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end,
                       shared.operands[buffer].bf16_parts[group_warp], query, state, lane);
+    } else if (info.flags & kStageFaulty) {
+      state.sum = kNaN;
     }
 
     // 4. The end of the work tile, or of the split.

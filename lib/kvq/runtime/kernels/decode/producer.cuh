@@ -49,15 +49,22 @@ struct Producer {
     if (chunk < chunks.coded_chunks) {
       const int first = (chunks.first_coded_chunk + chunk) * T::kStageTokens;
       source.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, chunks.coded_begin, chunks.coded_end};
-      const std::int32_t* table =
-          p.cache.page_table + (p.cache.page_indptr ? __ldcg(p.cache.page_indptr + work_tile.sequence)
-                                                    : work_tile.sequence * p.cache.page_table_stride);
+      const std::int32_t* table = table_of(p.cache, work_tile.sequence);
       const std::byte* pages = p.cache.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k) {
-        const int token = first + (k << p.cache.page_shift);
-        if (k == 0 || ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end))
-          source.from[k] = pages + __ldcg(table + (token >> p.cache.page_shift)) * p.cache.page_stride;
+        // The chunk's pages that have a token to read; entries of other pages may be anything.
+        const int token = first + (k << p.cache.page_shift), page_end = token + (1 << p.cache.page_shift);
+        if ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end && page_end > chunks.coded_begin) {
+          const int page = page_of(p.cache, table, token);
+          if (page < 0) {  // the page cannot be read: nothing is loaded, and the result is NaN
+            record_fault(p.cache.faults, {FaultCode::page, __ldcg(table + (token >> p.cache.page_shift))},
+                         work_tile.sequence, p.cache.layer);
+            source.info = {flags | kStageFaulty, 0, 0, 0};
+            return source;
+          }
+          source.from[k] = pages + page * p.cache.page_stride;
+        }
       }
       if constexpr (!T::kExact) {
         source.whole =
@@ -76,26 +83,18 @@ struct Producer {
         source.values_offset = page_tiles * kKeyBytes;
       }
     } else {
-      const WindowLayout& layout = p.cache.window_layout;
       const int index = chunk - chunks.coded_chunks, recent = index - chunks.sink_chunks;
-      const int exact_chunk = recent < 0
-                                  ? chunks.first_sink_chunk + index
-                                  : layout.sink_rows / T::kExactTokens +
-                                        (chunks.first_recent_chunk + recent) % (layout.ring_rows / T::kExactTokens);
-      if (recent < 0)
-        source.info = {flags | kStageExact, exact_chunk * T::kExactTokens, chunks.visible_begin,
-                       min(p.cache.sink_tokens, chunks.length)};
-      else
-        source.info = {flags | kStageExact,
-                       p.cache.sink_tokens + (chunks.first_recent_chunk + recent) * T::kExactTokens,
-                       chunks.recent_begin, chunks.length};
+      const bool is_sink = recent < 0;
+      const int first = (is_sink ? chunks.first_sink_chunk + index : chunks.first_recent_chunk + recent);
+      const int rows = is_sink ? p.cache.sink_layout.rows : p.cache.ring_layout.rows;
+      const int slot = __ldcg((is_sink ? p.cache.sink_slots : p.cache.ring_slots) + work_tile.sequence);
+      const int exact_chunk = first % (rows / T::kExactTokens);
+      source.info = {flags | kStageExact, first * T::kExactTokens, is_sink ? chunks.visible_begin : chunks.coded_end,
+                     is_sink ? chunks.sink_end : chunks.length};
       source.values_offset = kWindowTileBytes;
-      const std::int64_t head_bytes = std::int64_t{layout.tiles()} * kWindowPairBytes;
       source.from[0] =
-          p.cache.windows +
-          (static_cast<std::int64_t>(__ldcg(p.cache.window_slots + work_tile.sequence)) * p.cache.num_kv_heads +
-           work_tile.head) *
-              head_bytes +
+          (is_sink ? p.cache.sinks : p.cache.rings) +
+          (std::int64_t{slot} * p.cache.num_kv_heads + work_tile.head) * (rows / kTileTokens) * kWindowPairBytes +
           static_cast<std::int64_t>(exact_chunk / 2) * kWindowPairBytes + exact_chunk % 2 * T::kExactBytes;
     }
     return source;

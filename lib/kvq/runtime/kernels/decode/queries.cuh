@@ -29,17 +29,18 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
     const int g = lane >> 2, t = lane & 3;
     const float* row = heads[g >> 1];
     const auto four = [&](int j, int w) { return *reinterpret_cast<const float4*>(row + 32 * j + 8 * t + 4 * w); };
-    float largest = 1e-20f;
+    // Magnitudes as integers, in which infinity and NaN are the largest.
+    unsigned most = __float_as_uint(1e-20f);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
         const float4 x = four(j, w);
-        largest = fmaxf(fmaxf(largest, fmaxf(fabsf(x.x), fabsf(x.y))), fmaxf(fabsf(x.z), fabsf(x.w)));
+        for (const float y : {x.x, x.y, x.z, x.w}) most = max(most, __float_as_uint(fabsf(y)));
       }
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
-    const float inverse = kLargestQuery / largest;
+    most = max(most, __shfl_xor_sync(kAll, most, 1));
+    most = max(most, __shfl_xor_sync(kAll, most, 2));
+    const float largest = __uint_as_float(most), inverse = kLargestQuery / largest;
     int sum[Side::kGroups] = {};
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
@@ -66,7 +67,8 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
       const float factor = static_cast<float>(1 << Side::kBits) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
       if (writes) to.sums[j][head] = static_cast<float>(sum[j]) * factor;
     }
-    const float score_scale = largest * (1.0f / kLargestQuery / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    float score_scale = largest * (1.0f / kLargestQuery / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
     if (writes) to.score_scale[head] = score_scale, to.exact_score_ratio[head] = softmax_scale * kLog2e / score_scale;
   }
 }
@@ -76,6 +78,7 @@ template <int kDim>
 struct QueriesShared {
   static constexpr int kRows = 16;
   alignas(16) PaddedRow<kDim> rows[kRows];
+  bool poisoned[kRows];                         ///< of each work tile: all scores become NaN
   typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
@@ -104,10 +107,19 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
   constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
-  int length = 0;  // of the sequence of this thread's work tile: first + thread * grid
+  // Of the sequence of this thread's work tile, which is first + thread * grid. A sequence with a fault in its tables
+  // has no tokens. One with a fault of its ring has, and is attended to, with queries that make all scores NaN.
+  bool has_tokens = false;
+  Fault fault = {}, ring = {};
   const auto fetch = [&](int first) {
     const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
-    if (thread < n) length = __ldcg(p.cache.seq_lens + (first + thread * grid) / p.cache.num_kv_heads);
+    if (thread < n) {
+      const int sequence = (first + thread * grid) / p.cache.num_kv_heads;
+      const CheckedSequence checked = load_sequence(p.cache, sequence);
+      has_tokens = checked.tokens.length > 0, fault = checked.fault;
+      ring = fault ? Fault{} : ring_fault(p.cache, checked.tokens, sequence);
+      if (head == 0 && (fault || ring)) record_fault(p.cache.faults, fault ? fault : ring, sequence, p.cache.layer);
+    }
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;
@@ -139,7 +151,12 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
-    if (thread < n) p.completions[first + thread * grid] = length > 0 ? 0 : CompletionCounter::kNone;
+    if (thread < n) {
+      p.completions[first + thread * grid] = fault        ? CompletionCounter::kFaulty
+                                             : has_tokens ? 0
+                                                          : CompletionCounter::kNone;
+      shared.poisoned[thread] = static_cast<bool>(ring);
+    }
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
@@ -153,8 +170,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
     static_assert(kCutters < kRotateWarps);
     if (warp < n * T::kConsumerGroupWarps)
-      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kConsumerGroupWarps, lane,
-                     operands[first + warp / T::kConsumerGroupWarps * grid]);
+      cut_queries<T>(rows + 4 * warp, shared.poisoned[warp / T::kConsumerGroupWarps] ? kNaN : p.softmax_scale,
+                     warp % T::kConsumerGroupWarps, lane, operands[first + warp / T::kConsumerGroupWarps * grid]);
     // Pairs of words: the high parts of two channels, their low parts.
     constexpr int kPairs = T::kConsumerGroupWarps * T::kChannelBlocks * 32;
     for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kRotateThreads - 32 * kCutters) {

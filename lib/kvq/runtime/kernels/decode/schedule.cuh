@@ -4,6 +4,7 @@
 #include <kvq/runtime/kernels/decode/schedule.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/common/sequences.cuh>
 
 /// The chunk queue (schedule.h) as the kernels walk it. (Lengths and page tables are read past the L1 cache,
 /// because not the decode kernel but the queries kernel before it has waited for the kernel that wrote them.)
@@ -14,18 +15,29 @@ struct StageTokens {
   static constexpr int coded = T::kStageTokens, exact = T::kExactTokens;
 };
 template <typename T>
-__device__ __forceinline__ TileChunks chunks_of(const DecodeParams& p, int length) {
-  return chunks_of(TokenRule{p.cache.tiers(), p.sliding_window}, StageTokens<T>{}, length);
+__device__ __forceinline__ TileChunks chunks_of(const DecodeParams& p, const SequenceTokens& tokens) {
+  return chunks_of(tokens, p.sliding_window, StageTokens<T>{});
 }
+
+/// Sums of chunks do not pass this number.
+constexpr int kMostChunks = 0x7FFFFFFF;
+__device__ __forceinline__ int add_chunks(int a, int b) { return a > kMostChunks - b ? kMostChunks : a + b; }
 
 /// The chunk queue in the shared memory of a block; count_chunks() fills it.
 template <int kThreads>
 struct ChunkQueue {
   int chunks_before[kThreads + 1];  ///< chunks of one head before each run of sequences; last: of all runs
-  int lengths[kThreads];            ///< of each sequence, if there are at most kThreads
+  SequenceTokens tokens[kThreads];  ///< of each sequence, if there are at most kThreads
 
-  __device__ __forceinline__ int length(const DecodeParams& p, int sequence) const {
-    return p.cache.batch <= kThreads ? lengths[sequence] : __ldcg(p.cache.seq_lens + sequence);
+  __device__ __forceinline__ SequenceTokens tokens_of(const DecodeParams& p, int sequence) const {
+    return p.cache.batch <= kThreads ? tokens[sequence] : load_sequence(p.cache, sequence).tokens;
+  }
+  /// Chunks of all work tiles; 2^32 if there are as many or more.
+  __device__ __forceinline__ std::uint64_t total(const DecodeParams& p) const {
+    const int each = chunks_before[kThreads];
+    return each == kMostChunks
+               ? std::uint64_t{1} << 32
+               : ptx::mul_wide(static_cast<unsigned>(each), static_cast<unsigned>(p.cache.num_kv_heads));
   }
 };
 
@@ -44,7 +56,7 @@ __device__ __forceinline__ void next_work_tile(const DecodeParams& p, const Chun
     tile.first_chunk += tile.chunks.count;
     if (++tile.head == p.cache.num_kv_heads) {
       tile.head = 0;
-      tile.chunks = chunks_of<T>(p, queue.length(p, ++tile.sequence));
+      tile.chunks = chunks_of<T>(p, queue.tokens_of(p, ++tile.sequence));
     }
   } while (tile.chunks.count == 0);
 }
@@ -57,9 +69,9 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
   int sum = 0;
   if (p.cache.batch <= T::kConsumerThreads) {
     if (thread < p.cache.batch) {
-      const int length = __ldcg(p.cache.seq_lens + thread);
-      queue.lengths[thread] = length;
-      sum = chunks_of<T>(p, length).count;
+      const SequenceTokens tokens = load_sequence(p.cache, thread).tokens;
+      queue.tokens[thread] = tokens;
+      sum = chunks_of<T>(p, tokens).count;
     }
     if (p.cache.batch == 1) {
       if (thread == 0) queue.chunks_before[0] = 0, queue.chunks_before[T::kConsumerThreads] = sum;
@@ -69,7 +81,7 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
   } else {
     const int run = (p.cache.batch + T::kConsumerThreads - 1) / T::kConsumerThreads;
     for (int b = thread * run; b < min(p.cache.batch, (thread + 1) * run); ++b)
-      sum += chunks_of<T>(p, __ldcg(p.cache.seq_lens + b)).count;
+      sum = add_chunks(sum, chunks_of<T>(p, load_sequence(p.cache, b).tokens).count);
   }
   if (thread < T::kConsumerThreads) queue.chunks_before[thread] = sum;
   __syncthreads();
@@ -77,19 +89,20 @@ __device__ __forceinline__ void count_chunks(const DecodeParams& p, ChunkQueue<T
     constexpr int kEach = T::kConsumerThreads / 32;
     int mine[kEach], before = 0;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) mine[i] = queue.chunks_before[thread * kEach + i], before += mine[i];
+    for (int i = 0; i < kEach; ++i)
+      mine[i] = queue.chunks_before[thread * kEach + i], before = add_chunks(before, mine[i]);
     const int own = before;
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(kAll, before, step);
-      if (thread >= step) before += other;
+      if (thread >= step) before = add_chunks(before, other);
     }
+    if (thread == 31) queue.chunks_before[T::kConsumerThreads] = before;
     before -= own;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       queue.chunks_before[thread * kEach + i] = before;
       before += mine[i];
     }
-    if (thread == 31) queue.chunks_before[T::kConsumerThreads] = before;
   }
   __syncthreads();
 }
@@ -111,10 +124,10 @@ __device__ __forceinline__ WorkTile find_work_tile(const DecodeParams& p, const 
     tile.sequence = (runs - 1) * ((p.cache.batch + T::kConsumerThreads - 1) / T::kConsumerThreads);
     tile.first_chunk = static_cast<unsigned>(queue.chunks_before[runs - 1]) * heads;
   }
-  tile.chunks = chunks_of<T>(p, queue.length(p, tile.sequence));
+  tile.chunks = chunks_of<T>(p, queue.tokens_of(p, tile.sequence));
   while (tile.first_chunk + static_cast<unsigned>(tile.chunks.count) * heads <= chunk) {
     tile.first_chunk += static_cast<unsigned>(tile.chunks.count) * heads;
-    tile.chunks = chunks_of<T>(p, queue.length(p, ++tile.sequence));
+    tile.chunks = chunks_of<T>(p, queue.tokens_of(p, ++tile.sequence));
   }
   const auto chunks = static_cast<unsigned>(tile.chunks.count), head = (chunk - tile.first_chunk) / chunks;
   tile.head = static_cast<int>(head), tile.first_chunk += head * chunks;

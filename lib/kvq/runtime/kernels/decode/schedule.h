@@ -1,7 +1,7 @@
 #pragma once
 
 #include <kvq/device/host_device.h>
-#include <kvq/runtime/kernels/common/tiers.h>
+#include <kvq/runtime/kernels/common/sequence_tokens.h>
 #include <kvq/runtime/kernels/decode/policy.h>
 
 #include <cstdint>
@@ -24,21 +24,16 @@ namespace kvq {
 
 namespace decode {
 
-/// Which tokens a query sees, and which of them are exact.
-struct TokenRule {
-  Tiers tiers = {};
-  int sliding_window = 0;  ///< tokens that a query sees, itself included; 0 = all
-};
-
 /// KV chunks of one work tile; equal for all heads of a sequence.
 struct TileChunks {
-  int length;                                           ///< tokens
-  int visible_begin;                                    ///< first visible position
-  int coded_begin, coded_end;                           ///< positions
-  int first_coded_chunk, coded_chunks;                  ///< number of the first one, from position 0; how many
-  int first_sink_chunk, sink_chunks;                    ///< likewise, of eight exact tokens each
-  int recent_begin, first_recent_chunk, recent_chunks;  ///< position; likewise, numbered from position `sink_tokens`
-  int count;                                            ///< of all kinds
+  int length;                           ///< tokens
+  int visible_begin;                    ///< first visible position
+  int sink_end;                         ///< positions below it are exact sinks
+  int coded_begin, coded_end;           ///< positions whose codes are read; from coded_end on tokens are exact
+  int first_coded_chunk, coded_chunks;  ///< number of the first one, from position 0; how many
+  int first_sink_chunk, sink_chunks;    ///< likewise, of eight exact tokens each
+  int first_recent_chunk, recent_chunks;
+  int count;  ///< of all kinds
 };
 
 /// Tokens of a KV chunk of either kind.
@@ -46,24 +41,24 @@ struct ChunkTokens {
   int coded = 0, exact = 0;
 };
 
+/// @param sliding_window  tokens that a query sees, itself included; 0 = all
 /// @tparam Tokens  ChunkTokens, or constants of the same names
 template <typename Tokens>
-KVQ_HD TileChunks chunks_of(const TokenRule& rule, const Tokens& tokens, int length) {
+KVQ_HD TileChunks chunks_of(const SequenceTokens& sequence, int sliding_window, const Tokens& tokens) {
   TileChunks c;
-  c.length = larger(0, length);
-  c.visible_begin = rule.sliding_window > 0 ? larger(0, c.length - rule.sliding_window) : 0;
-  const int sinks = smaller(rule.tiers.sink_tokens, c.length);
-  const PositionRange coded = rule.tiers.coded_from(c.visible_begin, c.length);
-  c.coded_begin = coded.begin;
-  c.recent_begin = c.coded_end = coded.end;
+  c.length = sequence.length;
+  c.visible_begin = sliding_window > 0 ? larger(0, c.length - sliding_window) : 0;
+  c.sink_end = sequence.sink_end;
+  const PositionRange coded = sequence.coded_from(c.visible_begin);
+  c.coded_begin = coded.begin, c.coded_end = coded.end;
   c.first_coded_chunk = c.coded_begin / tokens.coded;
   c.coded_chunks =
       c.coded_begin < c.coded_end ? (c.coded_end + tokens.coded - 1) / tokens.coded - c.first_coded_chunk : 0;
   c.first_sink_chunk = c.visible_begin / tokens.exact;
-  c.sink_chunks = c.visible_begin < sinks ? (sinks + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
-  c.first_recent_chunk = (c.recent_begin - rule.tiers.sink_tokens) / tokens.exact;
-  c.recent_chunks =
-      c.recent_begin < c.length ? (c.length - 1 - rule.tiers.sink_tokens) / tokens.exact + 1 - c.first_recent_chunk : 0;
+  c.sink_chunks =
+      c.visible_begin < c.sink_end ? (c.sink_end + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
+  c.first_recent_chunk = c.coded_end / tokens.exact;
+  c.recent_chunks = c.coded_end < c.length ? (c.length - 1) / tokens.exact + 1 - c.first_recent_chunk : 0;
   c.count = c.coded_chunks + c.sink_chunks + c.recent_chunks;
   return c;
 }
@@ -80,15 +75,13 @@ struct Splits {
   constexpr Splits() = default;
   /// @param blocks            of the decode kernel
   /// @param one_round_splits  number of splits of a queue of one round
-  /// @param trap              called if the queue has 2^32 chunks or more: 10 TB of tokens, where shared pages count
-  ///                          once for each sequence
-  template <typename Trap>
-  KVQ_HD Splits(std::uint64_t queue_chunks, int blocks, int one_round_splits, Trap trap)
-      : chunks(static_cast<unsigned>(queue_chunks)),
+  /// A queue of 2^32 chunks or more (10 TB of tokens, where shared pages count once for each sequence) is too long, and
+  /// is treated as empty.
+  KVQ_HD Splits(std::uint64_t queue_chunks, int blocks, int one_round_splits)
+      : chunks(queue_chunks >> 32 ? 0 : static_cast<unsigned>(queue_chunks)),
         rounds(chunks < static_cast<unsigned>(kDecodeRounds.long_queue * blocks)        ? 1
                : chunks < static_cast<unsigned>(kDecodeRounds.very_long_queue * blocks) ? kDecodeRounds.long_rounds
                                                                                         : kDecodeRounds.most) {
-    if (queue_chunks >> 32) trap();
     per_round = static_cast<int>(smaller(static_cast<unsigned>(rounds == 1 ? one_round_splits : blocks), chunks));
   }
   KVQ_HD constexpr int count() const { return rounds * per_round; }
@@ -153,8 +146,9 @@ KVQ_HD constexpr long long partial_index(int blocks, const PartialId& id) {
 /// stored partial results), or -first modulo 2^24 (0 or larger than kMost), so it does not equal that number,
 /// which is 1 or more.
 struct CompletionCounter {
-  static constexpr int kMost = (1 << 20) - 1;              ///< of partial results, and of splits
-  static constexpr unsigned long long kNone = 1ull << 20;  ///< a work tile without tokens; not a sum of increments
+  static constexpr int kMost = (1 << 20) - 1;                ///< of partial results, and of splits
+  static constexpr unsigned long long kNone = 1ull << 20;    ///< a work tile without tokens; not a sum of increments
+  static constexpr unsigned long long kFaulty = 2ull << 20;  ///< likewise, because its sequence has a fault
   unsigned long long bits = 0;
   KVQ_HD static constexpr unsigned long long increment(const PartialId& id) {
     const auto first = static_cast<unsigned long long>(id.begins ? id.split : 0);
@@ -165,7 +159,7 @@ struct CompletionCounter {
   /// Of a complete work tile.
   KVQ_HD constexpr int partials() const { return static_cast<int>(bits >> 40); }
   KVQ_HD constexpr bool complete() const {
-    return bits == kNone || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == bits >> 40);
+    return bits == kNone || bits == kFaulty || ((bits & 0xFFFFF) != 0 && (bits & 0xFFFFF) == bits >> 40);
   }
 };
 
@@ -227,7 +221,8 @@ DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevic
 /// One call, with the lengths that only its kernels read.
 struct DecodeShape {
   int num_q_heads = 1, num_kv_heads = 1;
-  decode::TokenRule tokens = {};
+  WindowRule windows = {};
+  int sliding_window = 0;                 ///< tokens that a query sees, itself included; 0 = all
   std::span<const std::int32_t> lengths;  ///< of each sequence; one or more sequences
 };
 
@@ -237,7 +232,7 @@ struct DecodeSchedule {
   int num_kv_heads = 1;
   int work_tiles = 0, empty_tiles = 0;  ///< all; without tokens
   std::uint64_t chunks = 0;             ///< KV chunks of the queue
-  bool too_long = false;                ///< 2^32 chunks or more: the kernel traps, and what follows is empty
+  bool too_long = false;                ///< 2^32 chunks or more: results are NaN, and what follows is empty
   decode::Splits splits = {};
   int idle_blocks = 0;                      ///< decode blocks without a split
   int split_tiles = 0, most_splits = 0;     ///< work tiles of several splits; splits of a work tile

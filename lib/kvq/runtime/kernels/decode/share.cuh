@@ -20,6 +20,8 @@ __device__ __forceinline__ void finish_share(State<T>& state) {
 #pragma unroll
     for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
   }
+  // A share without any score is left out of merges. One whose scores are all NaN must not be.
+  if (state.sum != state.sum && state.reference == kMinusInf) state.reference = 0.0f;
   if constexpr (!T::kExact) {
 #pragma unroll
     for (int block = 0; block < T::kChannelBlocks; ++block)

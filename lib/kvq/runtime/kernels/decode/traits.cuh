@@ -106,7 +106,8 @@ struct DecodeTraits {
 };
 
 /// Flags of a stage. Each consumer group's first and last stage of a work tile are marked; kStageEnd tells a group to
-/// exit.
-constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageBufferShift = 8;
+/// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN.
+constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,
+              kStageBufferShift = 8;
 
 }  // namespace kvq

@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/common/page_view.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/common/sequences.cuh>
 #include <kvq/runtime/kernels/dequantize/traits.cuh>
 
 /// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
@@ -130,38 +131,50 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
     f.scale[0][r][group] = row_scale, f.minimum[0][r][group] = 0.0f;
 }
 
-/// The coded tile of the tokens first .. first + 15 of a sequence.
+/// The coded tile of the tokens first .. first + 15 of a sequence, or null if its page is not in the pool.
 template <typename KSide, typename VSide>
 __device__ __forceinline__ const std::byte* page_tile(const PagedCacheView& cache, int sequence, int head, bool value,
                                                       int first) {
-  const std::int32_t* table =
-      cache.page_table + (cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride);
+  const std::int32_t* table = table_of(cache, sequence);
+  const int page = page_of(cache, table, first);
+  if (page < 0) {
+    record_fault(cache.faults, {FaultCode::page, table[first >> cache.page_shift]}, sequence, cache.layer);
+    return nullptr;
+  }
   const int page_size = 1 << cache.page_shift, slot = first & (page_size - 1);
   const PageLayout layout{KSide::side(), VSide::side(), cache.num_kv_heads, page_size};
-  return cache.pages + __ldg(table + (first >> cache.page_shift)) * cache.page_stride +
-         (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+  return cache.pages + page * cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+}
+
+/// Tile `n` of `f` for a page that cannot be read: rows of NaN. @param scale  NaN, or 0 for rows of zeros
+template <typename Side, int kTiles>
+__device__ __forceinline__ void fill_tile(Fragments<Side, kTiles>& f, int n, float scale) {
+#pragma unroll
+  for (int step = 0; step < Steps<Side>::kCount; ++step)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f.a[n][step][i] = 0;
+#pragma unroll
+  for (int group = 0; group < Steps<Side>::kGroups; ++group)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) f.scale[n][r][group] = f.minimum[n][r][group] = scale;
 }
 
 /// Reads those of the tokens first .. first + 15 of a sequence that lie in [begin, end), from pages or windows; the
 /// other rows are zeros.
-/// @param coded  Tiers::coded() of the sequence  @param first  a multiple of 16
+/// @param first  a multiple of 16
 template <typename KSide, typename VSide, typename Side>
-__device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const PositionRange& coded, int sequence,
+__device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const SequenceTokens& tokens, int sequence,
                                            int head, bool value, int first, int begin, int end, int lane,
                                            Fragments<Side, 1>& f) {
-#pragma unroll
-  for (int step = 0; step < Steps<Side>::kCount; ++step)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) f.a[0][step][i] = 0;
-#pragma unroll
-  for (int group = 0; group < Steps<Side>::kGroups; ++group)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
-
+  fill_tile(f, 0, 0.0f);
+  const PositionRange coded = tokens.coded_from(begin);
   const std::byte* page = nullptr;
-  if (max(first, max(begin, coded.begin)) < min(first + kTileTokens, min(end, coded.end))) {
+  if (max(first, coded.begin) < min(first + kTileTokens, min(end, coded.end))) {
     page = page_tile<KSide, VSide>(cache, sequence, head, value, first);
-    read_coded<Side>(page, value, lane, f, 0);
+    if (page)
+      read_coded<Side>(page, value, lane, f, 0);
+    else
+      fill_tile(f, 0, kNaN);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -170,12 +183,12 @@ __device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const Po
 #pragma unroll
       for (int group = 0; group < Steps<Side>::kGroups; ++group) f.scale[0][r][group] = f.minimum[0][r][group] = 0.0f;
     } else if (coded.contains(position)) {
-      if constexpr (Side::kExact) read_exact<Side>(page, position % kTileTokens, value, r, lane, f);
+      if constexpr (Side::kExact)
+        if (page) read_exact<Side>(page, position % kTileTokens, value, r, lane, f);
     } else {
-      const WindowLayout& w = cache.window_layout;
-      const int row = w.row(position, cache.sink_tokens);
-      const std::byte* tile = cache.windows + cache.window_slots[sequence] * w.slot_bytes() + head * w.head_bytes() +
-                              row / kTileTokens * w.tile_bytes() + (value ? w.k.bytes() : 0);
+      int row;
+      const std::byte* tile = exact_tiles(cache, position < tokens.sink_end, sequence, head, position, row) +
+                              (value ? cache.ring_layout.k.bytes() : 0);
       read_exact<Side>(tile, row % kTileTokens, value, r, lane, f);
     }
   }

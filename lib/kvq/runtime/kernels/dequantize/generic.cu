@@ -2,7 +2,9 @@
 #include <kvq/runtime/kernels/common/prefill_tiles.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/common/chunk.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
+#include <kvq/runtime/kernels/dequantize/requested_rows.cuh>
 
 #include <cuda_runtime.h>
 
@@ -16,10 +18,13 @@ namespace generic {
 
 /// The tokens of one head and side of a sequence, and their destination.
 struct Output {
-  int begin = 0, end = 0;      ///< positions that are read from the cache
-  int first = 0, last = 0;     ///< range of tiles of 16 positions
-  int keys = 0, fill_end = 0;  ///< positions from `end` to `keys` come from the caller, then zeros to fill_end
-  int first_fresh = 0;         ///< index of the token at position `end` among the caller's new tokens
+  int begin = 0, end = 0;            ///< positions that are read from the cache
+  int first = 0, last = 0;           ///< range of tiles of 16 positions
+  int keys = 0;                      ///< positions from `end` to `keys` come from the caller
+  int fill_begin = 0, fill_end = 0;  ///< all other positions between these two become zeros
+  int first_fresh = 0;               ///< index of the token at position `end` among the caller's new tokens
+  SequenceTokens tokens = {};
+  Fault fault = {};  ///< then all rows become NaN
   std::byte* to = nullptr;
   std::int64_t stride = 0;  ///< bytes from row to row
 };
@@ -31,16 +36,14 @@ struct GenericToRows {
   DequantizeParams p;
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ Output output(int sequence, int head, bool value, const CacheFormat& format) const {
-    const int length = max(0, p.cache.seq_lens[sequence]);
+    const RequestedRows rows = requested_rows(p, sequence);
     Output output;
-    output.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
-    output.end = p.last ? min(max(output.begin, p.last[sequence]), length) : length;
+    output.begin = rows.begin, output.end = rows.end, output.tokens = rows.tokens, output.fault = rows.fault;
     output.first = output.begin / kTileTokens;
     output.last = output.begin < output.end ? (output.end - 1) / kTileTokens + 1 : output.first;
     output.stride = (value ? p.v_stride : p.k_stride) * 2;
     output.to = static_cast<std::byte*>(value ? p.v : p.k) +
-                (std::int64_t{p.out_indptr[sequence]} - output.begin) * output.stride +
-                head * format.side(value).head_dim * 2;
+                (std::int64_t{rows.first_row} - output.begin) * output.stride + head * format.side(value).head_dim * 2;
     return output;
   }
   __device__ __forceinline__ std::byte* address(const Output& output, int position, int channel, bool, int) const {
@@ -62,17 +65,16 @@ struct GenericToWorkspace {
   __device__ __forceinline__ int tokens() const { return kTuned ? PrefillTiles{k_dim}.tokens() : PrefillRows::kTokens; }
   __device__ __forceinline__ Output output(int sequence, int head, bool value, const CacheFormat&) const {
     Output output;
-    const int first_query = p.q_indptr[sequence], queries = p.q_indptr[sequence + 1] - first_query;
-    const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
-    const int limit = slab.tiles * tokens(), work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
-    if (queries <= 0 || work_tile < 0 || work_tile >= slab.work_tiles) return output;
-    output.keys = min(prefix + queries, limit);
-    output.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
-    output.begin = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), output.keys) : 0;
-    output.begin = output.begin / tokens() * tokens();
+    const Chunk chunk(p, sequence);
+    const int work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
+    if (chunk.fault || chunk.queries <= 0 || work_tile < 0 || work_tile >= slab.work_tiles) return output;
+    output.tokens = chunk.tokens, output.keys = chunk.keys(), output.end = chunk.prefix;
+    const int first_key = chunk.first_key(p.sliding_window);
+    output.begin = min(first_key, output.end);
+    output.fill_begin = first_key / tokens() * tokens();
     output.fill_end = (output.keys + tokens() - 1) / tokens() * tokens();
-    output.first = output.begin / kTileTokens, output.last = output.fill_end / kTileTokens;
-    output.first_fresh = first_query;
+    output.first = output.fill_begin / kTileTokens, output.last = output.fill_end / kTileTokens;
+    output.first_fresh = chunk.first_query;
     if constexpr (kTuned)
       output.to = p.workspace + std::int64_t{work_tile} * slab.tiles * PrefillTiles{k_dim}.bytes() +
                   (value ? PrefillTiles{k_dim}.side_bytes() : 0);
@@ -90,9 +92,9 @@ struct GenericToWorkspace {
       return output.to + PrefillRows{k_dim, v_dim}.row(slab.tiles, position, value) + channel * 2;
     }
   }
-  /// The caller's row of a position, or null behind the last token.
+  /// The caller's row of a position, or null for zeros.
   __device__ __forceinline__ const T* fresh(const Output& output, int position, int head, bool value, int dim) const {
-    if (position >= output.keys) return nullptr;
+    if (position < output.end || position >= output.keys) return nullptr;
     return static_cast<const T*>(value ? p.v : p.k) +
            (output.first_fresh + position - output.end) * (value ? p.v_stride : p.k_stride) + std::int64_t{head} * dim;
   }
@@ -126,23 +128,27 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const
         *reinterpret_cast<const __nv_bfloat16*>(tile + exact_offset(dim, token, value_place(order, c))));
 }
 
-/// Reads a token from its page or window.
-__device__ __forceinline__ void read_token(const PagedCacheView& cache, const CacheFormat& format, int sequence,
-                                           int head, bool value, int position, float* row, int lane) {
+/// Reads a token from its page or window. A row whose page is not in the pool becomes NaN.
+__device__ __forceinline__ void read_token(const PagedCacheView& cache, const CacheFormat& format,
+                                           const SequenceTokens& tokens, int sequence, int head, bool value,
+                                           int position, float* row, int lane) {
   const TileSide& side = format.side(value);
   const TileSide in_order{side.head_dim, 16, side.head_dim, 0};
-  if (cache.tiers().exact(position, cache.seq_lens[sequence])) {
-    const WindowLayout& w = cache.window_layout;
-    const int in_slot = w.row(position, cache.sink_tokens);
-    const std::byte* tile = cache.windows +
-                            w.tile_pair(std::int64_t{cache.window_slots[sequence]} * w.rows() + in_slot, head) +
-                            (value ? w.k.bytes() : 0);
+  if (tokens.is_exact(position)) {
+    int in_slot;
+    const std::byte* tile = exact_tiles(cache, position < tokens.sink_end, sequence, head, position, in_slot) +
+                            (value ? cache.ring_layout.k.bytes() : 0);
     read_exact(tile, side.head_dim, value ? format.v : in_order, in_slot % kTileTokens, row, lane);
     return;
   }
   const PageLayout layout{format.k, format.v, cache.num_kv_heads, 1 << cache.page_shift};
-  const std::int64_t base = cache.page_indptr ? cache.page_indptr[sequence] : sequence * cache.page_table_stride;
-  const std::int64_t page = cache.page_table[base + (position >> cache.page_shift)];
+  const std::int32_t* table = table_of(cache, sequence);
+  const int page = page_of(cache, table, position);
+  if (page < 0) {
+    record_fault(cache.faults, {FaultCode::page, table[position >> cache.page_shift]}, sequence, cache.layer);
+    for (int c = lane; c < side.head_dim; c += 32) row[c] = kNaN;
+    return;
+  }
   const int slot = position & (layout.page_size - 1), token = slot % kTileTokens;
   const std::byte* tile =
       cache.pages + page * cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
@@ -171,11 +177,13 @@ __global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
     const Output output = destination.output(sequence, head, value, format);
     int tile = output.first + (mine - before % all + all) % all;
     before += output.last - output.first;
+    if (output.fault && thread == 0 && mine == 0 && head == 0 && !value)
+      record_fault(cache.faults, output.fault, sequence, cache.layer);
     for (; tile < output.last; tile += all) {
       const int first = tile * kTileTokens;
       for (int r = warp; r < kTileTokens; r += kWarps)
-        if (first + r >= output.begin && first + r < output.end)
-          read_token(cache, format, sequence, head, value, first + r, rows[r], lane);
+        if (first + r >= output.begin && first + r < output.end && !output.fault)
+          read_token(cache, format, output.tokens, sequence, head, value, first + r, rows[r], lane);
       __syncthreads();
       if (first < output.end) {
         if (rotation.matrix && !value) {  // the matrix of keys is A^-T, so it is read transposed
@@ -192,8 +200,9 @@ __global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
         if (position >= output.begin && position < output.end) {
 #pragma unroll
           for (int e = 0; e < 8; ++e)
-            from_float(rows[r][channel + e] + (center ? center[head * dim + channel + e] : 0.0f), eight[e]);
-        } else if (position >= output.end && position < output.fill_end) {
+            from_float(output.fault ? kNaN : rows[r][channel + e] + (center ? center[head * dim + channel + e] : 0.0f),
+                       eight[e]);
+        } else if (position >= output.fill_begin && position < output.fill_end) {
           const T* from = destination.fresh(output, position, head, value, dim);
           *reinterpret_cast<uint4*>(eight) =
               from ? __ldg(reinterpret_cast<const uint4*>(from + channel)) : make_uint4(0, 0, 0, 0);

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/prefill_params.h>
 #include <kvq/runtime/kernels/common/prefill_tiles.h>
-#include <kvq/runtime/kernels/dequantize/params.h>
+#include <kvq/runtime/kernels/common/chunk.cuh>
 #include <kvq/runtime/kernels/common/pair.cuh>
 #include <kvq/runtime/kernels/dequantize/fragments.cuh>
+#include <kvq/runtime/kernels/dequantize/requested_rows.cuh>
 
 #include <type_traits>
 
@@ -161,26 +161,34 @@ struct ToRows {
   struct OutputRows {
     int first_warp_tile, warp_tile_end;  ///< in warp tiles: kTokens tokens each
     int begin, end;                      ///< positions that are read from the cache
+    SequenceTokens tokens;
+    Fault fault;  ///< then all rows become NaN
     unsigned char* to;
     std::int64_t stride;  ///< bytes
   };
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ OutputRows output(int sequence, int head, bool value) const {
-    const int length = max(0, p.cache.seq_lens[sequence]);
+    const RequestedRows rows = requested_rows(p, sequence);
     OutputRows output;
-    output.begin = p.first ? min(max(0, p.first[sequence]), length) : 0;
-    output.end = p.last ? min(max(output.begin, p.last[sequence]), length) : length;
+    output.begin = rows.begin, output.end = rows.end, output.tokens = rows.tokens, output.fault = rows.fault;
     output.first_warp_tile = output.begin / T::kTokens;
     output.warp_tile_end = output.begin < output.end ? (output.end - 1) / T::kTokens + 1 : output.first_warp_tile;
     output.stride = (value ? p.v_stride : p.k_stride) * 2;
     output.to = static_cast<unsigned char*>(value ? p.v : p.k) +
-                (p.out_indptr[sequence] - output.begin) * output.stride + head * T::kHeadDim * 2;
+                (std::int64_t{rows.first_row} - output.begin) * output.stride + head * T::kHeadDim * 2;
     return output;
   }
   __device__ __forceinline__ uint4* address(const OutputRows& output, int position, int channel) const {
     return reinterpret_cast<uint4*>(output.to + position * output.stride + channel * 2);
   }
-  __device__ __forceinline__ void fill(const OutputRows&, int, int, bool, int, int, int) const {}
+  __device__ __forceinline__ void fill(const OutputRows&, int, int, bool, int, int) const {}
+  __device__ __forceinline__ void refuse(const OutputRows& output, int sequence, int head, bool value, int first_column,
+                                         int thread, int threads) const {
+    if (thread == 0 && head == 0 && !value) record_fault(p.cache.faults, output.fault, sequence, p.cache.layer);
+    constexpr int kChunks = T::kColumns / 8;
+    for (int i = thread; i < (output.end - output.begin) * kChunks; i += threads)
+      *address(output, output.begin + i / kChunks, first_column + i % kChunks * 8) = make_uint4(~0u, ~0u, ~0u, ~0u);
+  }
 };
 
 /// Destination: the tiles of prefill attention. The prefix, then the new tokens, then zeros to the end of the last
@@ -191,25 +199,26 @@ struct ToTiles {
   PrefillSlab slab;
   KVQ_HD static constexpr PrefillTiles layout() { return {T::kHeadDim}; }
   struct OutputTiles {
-    int first_warp_tile, warp_tile_end, begin, end;
+    int first_warp_tile, warp_tile_end;
+    int begin, end;   ///< positions that are read from the cache
     int keys;         ///< tokens of prefix and chunk (the new tokens)
     int first_query;  ///< index of the chunk's first token among the tokens of all chunks
+    SequenceTokens tokens;
+    Fault fault;  ///< then no tile is written
     std::byte* to;
   };
   KVQ_HD const PagedCacheView& cache() const { return p.cache; }
   __device__ __forceinline__ OutputTiles output(int sequence, int head, bool value) const {
-    OutputTiles output;
-    output.first_query = p.q_indptr[sequence];
-    const int queries = p.q_indptr[sequence + 1] - output.first_query;
-    const int prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
+    const Chunk chunk(p, sequence);
     constexpr int kTokens = layout().tokens();  // of a tile of the workspace
-    const int limit = slab.tiles * kTokens, work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
-    output.keys = min(prefix + queries, limit);
-    output.end = min(min(prefix, max(0, p.cache.seq_lens[sequence])), limit);
-    const int visible = p.sliding_window > 0 ? min(max(0, prefix + 1 - p.sliding_window), output.keys) : 0;
-    output.begin = visible / kTokens * kTokens;
-    output.first_warp_tile = output.begin / T::kTokens;
-    output.warp_tile_end = queries > 0 && work_tile >= 0 && work_tile < slab.work_tiles
+    const int work_tile = sequence * p.cache.num_kv_heads + head - slab.first_work_tile;
+    OutputTiles output;
+    output.first_query = chunk.first_query;
+    output.tokens = chunk.tokens, output.fault = chunk.fault;
+    output.keys = chunk.keys(), output.end = chunk.prefix;
+    output.begin = min(chunk.first_key(p.sliding_window), output.end);
+    output.first_warp_tile = chunk.first_key(p.sliding_window) / kTokens * (kTokens / T::kTokens);
+    output.warp_tile_end = chunk.queries > 0 && work_tile >= 0 && work_tile < slab.work_tiles
                                ? (output.keys + kTokens - 1) / kTokens * (kTokens / T::kTokens)
                                : output.first_warp_tile;
     output.to = p.workspace + static_cast<std::int64_t>(work_tile) * slab.tiles * layout().bytes() +
@@ -221,20 +230,22 @@ struct ToTiles {
                                     static_cast<std::int64_t>(position / layout().tokens()) * layout().bytes() +
                                     layout().offset(position % layout().tokens(), channel));
   }
-  /// Writes the tokens of a warp tile that are not in the cache.
+  __device__ __forceinline__ void refuse(const OutputTiles&, int, int, bool, int, int, int) const {}
+  /// Writes the tokens of a warp tile that are not read from the cache: the chunk's, and zeros for those that no query
+  /// sees.
   __device__ __forceinline__ void fill(const OutputTiles& output, int warp_tile, int head, bool value, int first_column,
-                                       int lane, int prefix_end) const {
+                                       int lane) const {
     const int first = warp_tile * T::kTokens;
-    if (first + T::kTokens <= prefix_end) return;
+    if (first >= output.begin && first + T::kTokens <= output.end) return;
     constexpr int kChunks = T::kColumns / 8;
     const auto* from = static_cast<const typename T::Activation*>(value ? p.v : p.k);
     const std::int64_t stride = value ? p.v_stride : p.k_stride;
     for (int i = lane; i < T::kTokens * kChunks; i += 32) {
       const int position = first + i / kChunks, channel = first_column + i % kChunks * 8;
-      if (position < prefix_end) continue;
+      if (position >= output.begin && position < output.end) continue;
       uint4 eight = make_uint4(0, 0, 0, 0);
-      if (position < output.keys)
-        eight = __ldg(reinterpret_cast<const uint4*>(from + (output.first_query + position - prefix_end) * stride +
+      if (position >= output.end && position < output.keys)
+        eight = __ldg(reinterpret_cast<const uint4*>(from + (output.first_query + position - output.end) * stride +
                                                      head * T::kHeadDim + channel));
       *address(output, position, channel) = eight;
     }
@@ -252,20 +263,27 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
   int before = 0;  // warp tiles of the sequences before: warp tile i of all sequences goes to warp i mod `all`
   for (int sequence = 0; sequence < cache.batch; ++sequence) {
     const auto output = destination.output(sequence, head, value);
-    const PositionRange coded = cache.tiers().coded(max(0, cache.seq_lens[sequence]));
+    if (output.fault) {
+      destination.refuse(output, sequence, head, value, first_column, mine * 32 + lane, all * 32);
+      continue;
+    }
+    const PositionRange coded = output.tokens.coded_from(output.begin);
     int warp_tile = output.first_warp_tile + (mine - before % all + all) % all;
     before += output.warp_tile_end - output.first_warp_tile;
     for (; warp_tile < output.warp_tile_end; warp_tile += all) {
       const int first = warp_tile * T::kTokens;
-      if (!Side::kExact && first >= max(output.begin, coded.begin) &&
-          first + T::kTokens <= min(output.end, coded.end)) {
+      if (!Side::kExact && first >= coded.begin && first + T::kTokens <= min(output.end, coded.end)) {
         // The common case: all tokens of the warp tile are coded.
         Fragments<Side, T::kTiles> f;
 #pragma unroll
-        for (int tile = 0; tile < T::kTiles; ++tile)
-          read_coded<Side>(
-              page_tile<typename T::KSide, typename T::VSide>(cache, sequence, head, value, first + tile * kTileTokens),
-              value, lane, f, tile);
+        for (int tile = 0; tile < T::kTiles; ++tile) {
+          const std::byte* page =
+              page_tile<typename T::KSide, typename T::VSide>(cache, sequence, head, value, first + tile * kTileTokens);
+          if (page)
+            read_coded<Side>(page, value, lane, f, tile);
+          else
+            fill_tile(f, tile, kNaN);
+        }
 #pragma unroll 1
         for (int four = 0; four < T::kFours; ++four) {
           uint4 rows[T::kTiles][2];
@@ -281,8 +299,8 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
 #pragma unroll 1
         for (int tile = first; tile < min(first + T::kTokens, output.end); tile += kTileTokens) {
           Fragments<Side, 1> f;
-          read_mixed<typename T::KSide, typename T::VSide>(cache, coded, sequence, head, value, tile, output.begin,
-                                                           output.end, lane, f);
+          read_mixed<typename T::KSide, typename T::VSide>(cache, output.tokens, sequence, head, value, tile,
+                                                           output.begin, output.end, lane, f);
 #pragma unroll 1
           for (int four = 0; four < T::kFours; ++four) {
             uint4 rows[1][2];
@@ -296,7 +314,7 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
           }
         }
       }
-      destination.fill(output, warp_tile, head, value, first_column, lane, output.end);
+      destination.fill(output, warp_tile, head, value, first_column, lane);
     }
   }
 }

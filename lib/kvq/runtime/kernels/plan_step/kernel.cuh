@@ -1,29 +1,58 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/tiers.h>
 #include <kvq/runtime/kernels/plan_step/params.h>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/common/fault.cuh>
+#include <kvq/runtime/kernels/common/sequences.cuh>
 
-/// One thread for each new token of the step. The same threads list the demotions: a sequence demotes at most as many
-/// tokens as it appends, so the thread of its k-th new token lists its k-th demotion. Each block computes by itself how
-/// many demotions the blocks before it list.
+/// One thread for each row of the step's tokens. The thread of row b also keeps the ring of sequence b.
 namespace kvq::plan_step {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = 256;
 
-/// One sequence in the step: its new tokens and its demotions.
+/// One sequence in the step.
 struct SequenceStep {
-  int first_row = 0, new_tokens = 0, length = 0;
-  PositionRange demoted;
+  int first_row = 0, new_tokens = 0;
+  SequenceEntry entry = {};
+  CheckedSequence checked = {};
+  RingStep ring = {};
 };
 
-__device__ __forceinline__ SequenceStep step_of(const PlanStepParams& p, const Tiers& tiers, int sequence) {
+__device__ __forceinline__ SequenceStep step_of(const PlanStepParams& p, int sequence) {
   SequenceStep step;
   step.first_row = p.token_indptr[sequence];
-  step.new_tokens = p.token_indptr[sequence + 1] - step.first_row;
-  step.length = p.seq_lens[sequence];
-  step.demoted = tiers.demoted(step.length - step.new_tokens, step.length);
+  const std::int64_t new_tokens = std::int64_t{p.token_indptr[sequence + 1]} - step.first_row;
+  step.entry = load_entry(p, sequence);
+  step.checked = check_sequence(step.entry, p.windows, p.extents, p.page_shift);
+  const bool fits = step.first_row >= 0 && new_tokens >= 0 && step.first_row + new_tokens <= p.num_tokens;
+  if (!step.checked.fault && (!fits || new_tokens > step.entry.length))
+    step.checked = {{}, {FaultCode::new_tokens, new_tokens}};
+  if (!step.checked.fault) step.new_tokens = static_cast<int>(new_tokens);
+  step.ring = {.owner = p.sequence_ids ? p.sequence_ids[sequence] : 0,
+               .length_before = step.entry.length - step.new_tokens,
+               .exact_from = step.entry.exact_from,
+               .tokens = step.checked.tokens};
   return step;
+}
+
+/// The ring of a sequence, or null if it has none.
+__device__ __forceinline__ RingState* ring_of(const PlanStepParams& p, const SequenceStep& step) {
+  if (!p.ring_states || step.entry.ring_slot < 0 || step.checked.fault) return nullptr;
+  return p.ring_states + step.entry.ring_slot;
+}
+
+__device__ __forceinline__ void keep_ring(const PlanStepParams& p, int sequence) {
+  const SequenceStep step = step_of(p, sequence);
+  if (step.checked.fault) record_fault(p.faults, step.checked.fault, sequence, -1);
+  RingState* ring = ring_of(p, step);
+  if (!ring) return;
+  if (is_foreign(*ring, step.ring)) {
+    record_fault(p.faults, {FaultCode::foreign_ring, step.entry.ring_slot}, sequence, -1);
+    return;
+  }
+  *ring = ring_after(*ring, step.ring, p.ring_rows);
+  if (ring->owner == step.ring.owner && ring->lost)
+    record_fault(p.faults, {FaultCode::rollback, step.entry.ring_slot}, sequence, -1);
 }
 
 /// Last sequence whose rows begin at or before a row; -1 if there is none.
@@ -37,71 +66,44 @@ __device__ __forceinline__ int sequence_of(const PlanStepParams& p, int row) {
 }
 
 __device__ __forceinline__ std::int64_t page_slot(const PlanStepParams& p, int sequence, int position) {
-  const std::int64_t base = p.page_indptr ? p.page_indptr[sequence] : sequence * p.page_table_stride;
-  const int in_page = position & ((1 << p.page_shift) - 1);
-  return (std::int64_t{p.page_table[base + (position >> p.page_shift)]} << p.page_shift) + in_page;
-}
-
-__device__ __forceinline__ std::int64_t window_row(const PlanStepParams& p, int sequence, int position) {
-  const WindowLayout& layout = p.window_layout;
-  return std::int64_t{p.window_slots[sequence]} * layout.rows() + layout.row(position, p.sink_tokens);
-}
-
-/// Grid [ceil(max(T, M, 1) / kThreads)].
-__global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_constant__ PlanStepParams p) {
-  __shared__ int sums[kWarps][3];
-  const Tiers tiers{p.sink_tokens, p.recent_tokens};
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int first_row = static_cast<int>(blockIdx.x) * kThreads, row = first_row + thread;
-
-  // 1. Number of demotions of the rows before this block's rows, and of all rows.
-  int before = 0, total = 0;
-  for (int b = thread; b < p.batch; b += kThreads) {
-    const SequenceStep step = step_of(p, tiers, b);
-    before += min(max(first_row - step.first_row, 0), step.demoted.count());
-    total += min(max(p.num_tokens - step.first_row, 0), step.demoted.count());
+  const int page = table_of(p, sequence)[position >> p.page_shift];
+  if (static_cast<unsigned>(page) >= static_cast<unsigned>(p.extents.num_pages)) {
+    record_fault(p.faults, {FaultCode::page, page}, sequence, -1);
+    return -1;
   }
+  return (std::int64_t{page} << p.page_shift) + (position & ((1 << p.page_shift) - 1));
+}
 
-  // 2. The row's token.
-  bool demotes = false;
-  int sequence = -1;
-  SequenceStep step;
+/// Where the exact row of a new token goes. The ring holds more than the recent tokens, because taking tokens back
+/// makes older tokens recent again.
+__device__ __forceinline__ std::int64_t window_row(const PlanStepParams& p, const SequenceStep& step, int position) {
+  if (position < step.checked.tokens.sink_end)
+    return kSinkRow + std::int64_t{step.entry.sink_slot} * p.sink_rows + position;
+  if (step.entry.ring_slot < 0 || position < step.entry.exact_from || position < step.entry.length - p.ring_rows)
+    return -1;
+  const RingState* ring = ring_of(p, step);
+  if (ring && is_foreign(*ring, step.ring)) return -1;
+  return std::int64_t{step.entry.ring_slot} * p.ring_rows + position % p.ring_rows;
+}
+
+/// Grid [ceil(max(T, B) / kThreads)].
+__global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_constant__ PlanStepParams p) {
+  const int row = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   if (row < p.num_tokens) {
     std::int64_t slot = -1, window = -1;
-    sequence = sequence_of(p, row);
+    const int sequence = sequence_of(p, row);
     if (sequence >= 0) {
-      step = step_of(p, tiers, sequence);
-      const int index = row - step.first_row, position = step.length - step.new_tokens + index;
-      if (index < step.new_tokens) {
-        demotes = index < step.demoted.count();
-        if (position >= 0 && !tiers.exact(position, step.length)) slot = page_slot(p, sequence, position);
-        if (position >= 0 && tiers.enters_window(position, step.length, p.window_layout.ring_rows))
-          window = window_row(p, sequence, position);
+      const SequenceStep step = step_of(p, sequence);
+      const int index = row - step.first_row, position = step.ring.length_before + index;
+      if (!step.checked.fault && index < step.new_tokens) {
+        slot = page_slot(p, sequence, position);
+        if (p.window_mapping && slot >= 0) window = window_row(p, step, position);
       }
     }
     p.slot_mapping[row] = slot;
     if (p.window_mapping) p.window_mapping[row] = window;
   }
-  if (p.max_demotions == 0) return;
-
-  // 3. The row's demotion, and the end of the list.
-  const unsigned votes = __ballot_sync(kAll, demotes);
-  before = __reduce_add_sync(kAll, before), total = __reduce_add_sync(kAll, total);
-  if (lane == 0) sums[warp][0] = before, sums[warp][1] = total, sums[warp][2] = __popc(votes);
-  __syncthreads();
-  int entry = __popc(votes & ((1u << lane) - 1)), count = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    entry += sums[w][0] + (w < warp ? sums[w][2] : 0);
-    count += sums[w][1];
-  }
-  if (demotes && entry < p.max_demotions) {
-    const int position = step.demoted.begin + row - step.first_row;
-    p.demote_from[entry] = window_row(p, sequence, position);
-    p.demote_to[entry] = page_slot(p, sequence, position);
-  }
-  if (row >= count && row < p.max_demotions) p.demote_from[row] = p.demote_to[row] = -1;
-  if (row == 0) *p.num_demotions = min(count, p.max_demotions);
+  if (row < p.batch) keep_ring(p, row);
 }
 
 }  // namespace kvq::plan_step

@@ -51,12 +51,16 @@ __global__ void __launch_bounds__(kPrefillThreads)
   std::byte* values = keys + kTokens * padded_bytes(k_dim);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   const Work work(p, slab, static_cast<int>(blockIdx.x), kBlockRows, kTokens, slab.tiles);
-  if (work.empty()) return;
+  if (work.refuse<T>(p, slab, static_cast<int>(blockIdx.x), v_dim) || work.empty()) return;
   load_rows(shared, kBlockRows, k_dim, [&](int row) -> const void* {
     return work.first_row + row < work.rows
                ? static_cast<const T*>(p.q) + work.element(work.first_row + row, p.q_stride, k_dim)
                : nullptr;
   });
+  for (int i = thread; i < kBlockRows * k_dim / 8; i += kPrefillThreads) {  // each thread the chunks that it stored
+    uint4& eight = *reinterpret_cast<uint4*>(shared + i / (k_dim / 8) * padded_bytes(k_dim) + i % (k_dim / 8) * 16);
+    eight = infinite_to_nan<T>(eight);
+  }
   const PrefillRows layout{k_dim, v_dim};
   const std::byte* work_tile = p.workspace + work.work_tile * layout.work_tile_bytes(slab.tiles);
 

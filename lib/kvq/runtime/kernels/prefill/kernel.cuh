@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, g = lane / 4, t = lane % 4;
   constexpr int kSubTiles = kTiles.tokens() / kSubTile;  // of a tile
   const Work work(p, slab, static_cast<int>(blockIdx.x), kRows, kSubTile, slab.tiles * kSubTiles);
-  if (work.empty()) return;
+  if (work.refuse<T>(p, slab, static_cast<int>(blockIdx.x), kDim) || work.empty()) return;
 
   // 1. Queries into shared memory; rows behind the last row are zeros.
   for (int i = thread; i < kRows * kDim / 8; i += Traits::kThreads) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
       eight = *(reinterpret_cast<const uint4*>(static_cast<const T*>(p.q) +
                                                work.element(work.first_row + row, p.q_stride, kDim)) +
                 chunk);
-    *reinterpret_cast<uint4*>(shared.q + panel_offset(kRows, row, chunk)) = eight;
+    *reinterpret_cast<uint4*>(shared.q + panel_offset(kRows, row, chunk)) = infinite_to_nan<T>(eight);
   }
 
   const std::byte* from = p.workspace + static_cast<std::int64_t>(work.work_tile) * slab.tiles * kTiles.bytes();

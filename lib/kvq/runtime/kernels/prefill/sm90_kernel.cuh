@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   typename Traits::Shared& shared = *reinterpret_cast<typename Traits::Shared*>(memory);
   const int thread = static_cast<int>(threadIdx.x), group = thread / 128;
   const Work work(p, slab, static_cast<int>(blockIdx.x), Traits::kRows, kTile, slab.tiles);
-  if (work.empty()) return;
+  if (work.refuse<T>(p, slab, static_cast<int>(blockIdx.x), kDim) || work.empty()) return;
 
   if (thread < kEntries) {
     ptx::mbarrier_init(ptx::shared_address(&shared.full[thread]), 1);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
           reinterpret_cast<const unsigned*>(static_cast<const T*>(p.q) + work.element(mine, p.q_stride, kDim)) + t;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
-        const unsigned two = mine < work.rows ? from[4 * i] : 0;
+        const unsigned two = mine < work.rows ? infinite_to_nan(from[4 * i], Pair<T>::kExponent) : 0;
         if (8 * i < Traits::kHeldDim)
           queries[2 * i + r] = two;
         else

@@ -1,31 +1,14 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/prefill_params.h>
 #include <kvq/runtime/kernels/common/prefill_tiles.h>
 #include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/common/chunk.cuh>
 #include <kvq/runtime/kernels/common/pair.cuh>
 
 /// Which block attends for which rows. A work tile is a KV head of a sequence; its rows are the queries of all
 /// its query heads. Row i is token i / heads and head i mod heads of the group, so that short chunks fill a block, too.
 /// A block takes neighboring rows of a work tile. The first blocks take the last rows, because these see the most keys.
 namespace kvq::prefill {
-
-/// The chunk (new tokens) of one sequence.
-struct Chunk {
-  int first_query;  ///< index of its first token among the tokens of all chunks
-  int queries;      ///< tokens
-  int prefix;       ///< tokens of the sequence before the chunk
-  __device__ __forceinline__ Chunk(const PrefillParams& p, int sequence) {
-    first_query = p.q_indptr[sequence];
-    queries = p.q_indptr[sequence + 1] - first_query;
-    prefix = max(0, (p.prefix_lens ? p.prefix_lens : p.cache.seq_lens)[sequence]);
-  }
-  __device__ __forceinline__ int keys() const { return prefix + queries; }
-  /// Position of the first key that any query sees.
-  __device__ __forceinline__ int first_key(int sliding_window) const {
-    return sliding_window > 0 ? max(0, prefix + 1 - sliding_window) : 0;
-  }
-};
 
 /// The rows and tiles of one thread block.
 struct Work {
@@ -56,6 +39,25 @@ struct Work {
     tile_end = min(last / tile_tokens + 1, tile_limit);
   }
   __device__ __forceinline__ bool empty() const { return first_row >= rows || first_tile >= tile_end; }
+  /// Makes the block's share of the sequence's results NaN if there is a fault. All threads of the block call it.
+  /// @tparam T  16-bit type of results  @param head_dim  of results
+  /// @return  there is a fault: the block must not attend
+  template <typename T>
+  __device__ __forceinline__ bool refuse(const PrefillParams& p, const PrefillSlab& slab, int block,
+                                         int head_dim) const {
+    if (!chunk.fault) return false;
+    const int share = block % slab.row_blocks, threads = static_cast<int>(blockDim.x);
+    const int sequence = (slab.first_work_tile + work_tile) / p.cache.num_kv_heads;
+    if (threadIdx.x == 0 && share == 0 && head == 0) record_fault(p.cache.faults, chunk.fault, sequence, p.cache.layer);
+    for (int row = share; row < rows; row += slab.row_blocks) {
+      T* out = static_cast<T*>(p.out) + element(row, p.out_stride, head_dim);
+      for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += threads) from_float(kNaN, out[c]);
+      if (p.lse && threadIdx.x == 0)
+        p.lse[static_cast<std::int64_t>(chunk.first_query + row / heads) * p.num_q_heads + head * heads + row % heads] =
+            kNaN;
+    }
+    return true;
+  }
   /// Does every row of the block see all `tokens` keys from `position` on?
   __device__ __forceinline__ bool whole(int position, int tokens) const {
     return position >= all_begin && position + tokens <= all_end;

@@ -180,7 +180,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   if (Block::kResident && begin < p.num_tokens) fetch(begin + warp_in_run * kTileTokens, 0);
   for (int first = begin; first < p.num_tokens; first += stride) {
     const int first_token = first + warp_in_run * kTileTokens;
-    const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
+    const std::int64_t slots = load_slots(p, first_token, lane);
     uint4 raw[2][kDim / 32];
     prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;

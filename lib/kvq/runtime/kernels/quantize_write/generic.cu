@@ -3,6 +3,7 @@
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
+#include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
 
 #include <cuda_runtime.h>
 
@@ -64,8 +65,9 @@ __global__ void __launch_bounds__(kThreads)
   bool goes_somewhere = false;
   if (thread < kTileTokens) {
     const bool is_there = first + thread < p.num_tokens;
-    rows.page[thread] = is_there ? p.slot_mapping[first + thread] : -1;
-    rows.window[thread] = is_there && p.window_mapping ? p.window_mapping[first + thread] : -1;
+    rows.page[thread] = is_there ? write::checked_slot(p, p.slot_mapping[first + thread]) : -1;
+    rows.window[thread] =
+        is_there && p.window_mapping ? write::checked_window_row(p, p.window_mapping[first + thread]) : -1;
     goes_somewhere = rows.page[thread] >= 0 || rows.window[thread] >= 0;
   }
   if (!__syncthreads_or(goes_somewhere)) return;
@@ -102,8 +104,7 @@ __global__ void __launch_bounds__(kThreads)
   // 3. As bfloat16 into the windows, quantized into the pages.
   for (int i = warp; i < kTileTokens; i += kWarps) {
     if (rows.window[i] < 0) continue;
-    std::byte* tile =
-        p.windows + p.window_layout.tile_pair(rows.window[i], head) + (value ? p.window_layout.k.bytes() : 0);
+    std::byte* tile = write::window_tiles(p, rows.window[i], head) + (value ? p.ring_layout.k.bytes() : 0);
     const TileSide in_order{dim, 16, dim, 0};
     store_exact(rows.x[i], dim, value ? format.v : in_order, tile, static_cast<int>(rows.window[i] % kTileTokens),
                 lane);

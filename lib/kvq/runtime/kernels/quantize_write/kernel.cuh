@@ -61,7 +61,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
                                            int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared,
                                            Next next, int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
-  const std::int64_t slots = load_mapping(p, p.slot_mapping, first_token, lane);
+  const std::int64_t slots = load_slots(p, first_token, lane);
   uint4 raw[2][kSteps];
   ptx::cp_async_wait_group<0>();
 #pragma unroll

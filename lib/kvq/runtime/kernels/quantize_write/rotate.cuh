@@ -73,7 +73,7 @@ __device__ __forceinline__ void load_rows(const WriteSide& side, const WritePara
     const int token = min(first_token + (lane >> 2) + 8 * r, p.num_tokens - 1);
     const uint4* row = row_of<Side, T>(side, token, head, lane);
 #pragma unroll
-    for (int j = 0; j < Side::kHeadDim / 32; ++j) raw[r][j] = __ldg(row + 4 * j);
+    for (int j = 0; j < Side::kHeadDim / 32; ++j) raw[r][j] = __ldcg(row + 4 * j);
   }
 }
 

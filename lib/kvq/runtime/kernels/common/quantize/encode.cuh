@@ -40,8 +40,38 @@ __device__ __forceinline__ float tree_sum(int group, Term term) {
   return steps[0];
 }
 
-/// Quantizes one token's row. @param words  the lane's codes  @param group_params  bits of scale (and minimum) of each
-/// group
+/// Whether all channels of a row are finite. All lanes of the warp call it.
+template <int kSteps>
+__device__ __forceinline__ bool is_finite_row(const float (&x)[kSteps][8]) {
+  // If a channel is not finite, nor is the sum of the products of neighbors. It may also overflow.
+  float products = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+    for (int e = 0; e < 8; e += 2) products = fmaf(x[j][e], x[j][e + 1], products);
+  if (__all_sync(kAll, is_finite(products))) return true;
+  unsigned most = 0;
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+    for (int e = 0; e < 8; ++e) most = max(most, __float_as_uint(x[j][e]) & 0x7FFFFFFFu);
+  most = max(most, __shfl_xor_sync(kAll, most, 1));
+  most = max(most, __shfl_xor_sync(kAll, most, 2));
+  return most < 0x7F800000u;
+}
+
+/// Codes and group parameters of a row that is not finite.
+template <typename Side>
+__device__ __forceinline__ void poison(unsigned (&words)[Side::kWords], unsigned (&group_params)[Side::kGroups]) {
+  constexpr unsigned kQuietNaN = Side::kBfloat ? 0x7FC0u : 0x7E00u;
+#pragma unroll
+  for (unsigned& word : words) word = 0;
+#pragma unroll
+  for (unsigned& params : group_params) params = Side::kAffine ? kQuietNaN * 0x10001u : kQuietNaN;
+}
+
+/// Quantizes one token's row, which is finite; codes of others mean nothing. @param words  the lane's codes  @param
+/// group_params  bits of scale (and minimum) of each group
 template <typename Side>
 __device__ __forceinline__ void encode(const float (&x)[Side::kHeadDim / 32][8], ScaleRule rule,
                                        unsigned (&words)[Side::kWords], unsigned (&group_params)[Side::kGroups]) {

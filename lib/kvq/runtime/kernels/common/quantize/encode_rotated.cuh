@@ -110,7 +110,8 @@ __device__ __forceinline__ unsigned quantize_word(const float (&x)[Side::kHeadDi
 
 /// Quantizes one row to affine codes, like encode(). @param low, high  [G] extremes of the groups, clipped, times
 /// row_scale
-/// @return  false if the row is out of the ordinary and must go to encode(); the same in all lanes of the row
+/// @return  false if the row is out of the ordinary, as are rows that are not finite, and must go to encode(); the same
+/// in all lanes of the row
 template <typename Side, bool kSaturate>
 __device__ __forceinline__ bool encode_affine_row(const float (&x)[Side::kHeadDim / 32][8], float row_scale,
                                                   const float (&low)[Side::kGroups], const float (&high)[Side::kGroups],
@@ -167,7 +168,7 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
       // raised by the rounding error of a.
       a[group] = rows.row_scale * ptx::rcp_approx(step);
       b[group] = static_cast<float>(1 << (Side::kBits - 1)) * (1.0f + 0x1p-22f);
-      // If the sum is very large, very small or NaN, so is the step.
+      // If the sum is very large, very small or NaN, so is the step, or it is negative.
       ordinary[r] = ordinary[r] && step > 0x1p-12f && step < 0x1p14f;
     }
 #pragma unroll
@@ -192,12 +193,14 @@ __device__ __forceinline__ void encode_norm_rows(const Rows<Side>& rows, unsigne
 }
 
 /// Smallest and largest channel of each group of a row, by comparing bits as integers: as an unsigned integer, the
-/// smallest negative float is the largest. @return  false if a group does not have channels of both signs
+/// smallest negative float is the largest. Infinities and NaNs are beyond all finite floats of their sign.
+/// @return  false if a group does not have channels of both signs, or if a channel is not finite
 template <typename Side>
 __device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim / 32][8], float (&low)[Side::kGroups],
                                                float (&high)[Side::kGroups]) {
   constexpr int kGroupSteps = Side::kStepsInGroup;
-  bool both = true;
+  constexpr unsigned kInfinity = 0x7F800000u, kSign = 0x80000000u;
+  bool plain = true;
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
     unsigned least = 0;
@@ -210,9 +213,9 @@ __device__ __forceinline__ bool group_extremes(const float (&x)[Side::kHeadDim /
     least = max(least, __shfl_xor_sync(kAll, least, 1)), most = max(most, __shfl_xor_sync(kAll, most, 1));
     least = max(least, __shfl_xor_sync(kAll, least, 2)), most = max(most, __shfl_xor_sync(kAll, most, 2));
     low[group] = __uint_as_float(least), high[group] = __int_as_float(most);
-    both = both && static_cast<int>(least) < 0 && most >= 0;
+    plain = plain && least - kSign < kInfinity && static_cast<unsigned>(most) < kInfinity;
   }
-  return both;
+  return plain;
 }
 
 __device__ __forceinline__ void swap(unsigned& a, unsigned& b) {
@@ -241,6 +244,8 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
         for (int group = 0; group < Side::kGroups; ++group)
           most[r] = fmaxf(most[r], fmaxf(fabsf(low[r][group]), fabsf(high[r][group])));
       clip_thresholds<kSteps>(rows.x, rows.clip_rank, most, threshold);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) ordinary[r] &= is_finite(most[r] * rows.row_scale);
     }
     if (rows.rotated) {
       if (rows.clip_rank > 0) {
@@ -273,6 +278,17 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
   }
   if (__all_sync(kAll, ordinary[0] && ordinary[1])) return;
 
+  if (rows.row_scale != 1.0f) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      threshold[r] *= rows.row_scale;
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.row_scale;
+    }
+  }
+  const bool finite[2] = {is_finite_row(rows.x[0]), is_finite_row(rows.x[1])};  // the clip hides infinities
   if (rows.clip_rank > 0) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -280,14 +296,6 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
       for (int j = 0; j < kSteps; ++j)
 #pragma unroll
         for (int e = 0; e < 8; ++e) rows.x[r][j][e] = fminf(fmaxf(rows.x[r][j][e], -threshold[r]), threshold[r]);
-  }
-  if (rows.row_scale != 1.0f) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-        for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.row_scale;
   }
   // The slow path, for rows that are not ordinary. Not unrolled, because the code must stay in the instruction cache.
 #pragma unroll 1
@@ -298,6 +306,7 @@ __device__ __forceinline__ void encode_rows(Rows<Side>& rows, ScaleRule rule, un
     for (int i = 0; i < Side::kGroups; ++i) swap(group_params[0][i], group_params[1][i]);
     unsigned own_words[Side::kWords], own_group_params[Side::kGroups];
     encode<Side>(rows.x[0], rule, own_words, own_group_params);
+    if (!(r == 0 ? finite[0] : finite[1])) poison<Side>(own_words, own_group_params);
     const bool keep = r == 0 ? ordinary[0] : ordinary[1];
 #pragma unroll
     for (int i = 0; i < Side::kWords; ++i) words[1][i] = keep ? words[1][i] : own_words[i];

@@ -17,6 +17,30 @@ __device__ constexpr TransposedChannel transposed_channel(int chunk, int half) {
   return {channel / 32, channel % 32};
 }
 
+/// Two channels of an exact row: rounded and saturated, but NaN if they are not finite.
+__device__ __forceinline__ unsigned pack_exact(float low, float high) {
+  const unsigned two = pack_bf16(low, high);
+  return (is_finite(low) ? two & 0xFFFFu : 0x7FC0u) | (is_finite(high) ? two & 0xFFFF0000u : 0x7FC00000u);
+}
+
+/// Eight of them. They are rounded without a look at their ends first, and once more if one became infinite or NaN.
+/// @param channel  channel(i) of the eight
+template <typename Channel>
+__device__ __forceinline__ void pack_exact(Channel channel, unsigned (&words)[4]) {
+  __nv_bfloat162 most = __halves2bfloat162(__ushort_as_bfloat16(0), __ushort_as_bfloat16(0));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(channel(2 * i), channel(2 * i + 1));
+    most = __hmax2_nan(most, __habs2(two));
+    words[i] = *reinterpret_cast<const unsigned*>(&two);
+  }
+  // Adding the last bit of an exponent carries into the sign if all bits of the exponent are set.
+  if ((*reinterpret_cast<const unsigned*>(&most) + 0x00800080u) & 0x80008000u) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = pack_exact(channel(2 * i), channel(2 * i + 1));
+  }
+}
+
 /// @param row      destinations of the tokens g and g + 8; negative: not stored
 /// @param tile_of  destination row -> first byte of this side's tile
 /// @param value    values are stored transposed, unless the layer's pages are exact, too
@@ -31,18 +55,26 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
     std::byte* tile = tile_of(row[r]);
     const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
     const auto& x = rows.x[r];
-    const auto pack = [&](float low, float high) { return pack_bf16(low * rows.row_scale, high * rows.row_scale); };
+    unsigned words[4];
     if (Side::kExact || !value) {
 #pragma unroll
-      for (int j = 0; j < Rows<Side>::kSteps; ++j)
+      for (int j = 0; j < Rows<Side>::kSteps; ++j) {
+        pack_exact([&](int i) { return x[j][i] * rows.row_scale; }, words);
         *reinterpret_cast<uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t)) =
-            make_uint4(pack(x[j][0], x[j][1]), pack(x[j][2], x[j][3]), pack(x[j][4], x[j][5]), pack(x[j][6], x[j][7]));
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
     } else if constexpr (!Side::kExact) {
+      static_assert(kDim % 32 == 0);
 #pragma unroll
-      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
-        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
-        *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t)) =
-            pack(x[a.step][a.element], x[b.step][b.element]);
+      for (int chunk = 0; chunk < kDim / 8; chunk += 4) {
+        const auto channel = [&](int i) {
+          const TransposedChannel from = transposed_channel<Side>(chunk + i / 2, i % 2);
+          return x[from.step][from.element] * rows.row_scale;
+        };
+        pack_exact(channel, words);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          *reinterpret_cast<unsigned*>(tile + exact_offset(kDim, token, 8 * (chunk + i) + 2 * t)) = words[i];
       }
     }
   }

@@ -8,6 +8,9 @@ namespace kvq::write {
 
 constexpr int kWarps = 4;
 
+/// False for NaN and infinities, which poison a row (packing.md, "Rows that are not finite").
+__device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.40282347e38f; }
+
 /// Call before any global memory is read or written that other kernels write or read. The next kernel of the stream may
 /// start and run up to the same point while this one runs.
 __device__ __forceinline__ void wait_for_kernels_before() {

@@ -1,0 +1,167 @@
+#pragma once
+
+#include <kvq/runtime/prefix_tree.h>
+#include <kvq/runtime/reference_pool.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvq {
+
+struct CacheAllocatorOptions {
+  std::int32_t num_pages = 0;       ///< a page number stands for that page of every layer
+  std::int32_t page_size = 0;       ///< tokens
+  std::int32_t num_sequences = 0;   ///< that exist at once; each has a ring slot
+  std::int32_t num_sink_slots = 0;  ///< without use if sink_tokens is 0
+  std::int32_t sink_tokens = 0;     ///< first tokens of a sequence of which a sink slot holds exact rows
+  std::int32_t max_rollback = 0;    ///< most tokens that are taken back at once
+};
+
+enum class CopyKind { page, sink, ring };
+
+/// A copy from one page, sink slot or ring slot to another, in all layers.
+struct CacheCopy {
+  CopyKind kind = CopyKind::page;
+  std::int32_t from = 0, to = 0;
+  bool operator==(const CacheCopy&) const = default;
+};
+
+/// New tokens of a sequence.
+struct Growth {
+  std::int32_t sequence = 0, tokens = 0;
+};
+
+/// Which sequence has which pages, sink slot and ring slot: host bookkeeping of a paged cache, without device memory.
+/// The handle of a sequence is its ring slot.
+///
+/// Every token is written to its page, so pages are valid for whoever holds them. Beside the pages there are exact
+/// rows: of the first sink_tokens tokens in a sink slot, of the last ones in the ring. The token at position p of a
+/// sequence of T tokens is exact iff
+///
+///     p < sink_tokens and the sequence has a sink slot,  or  p >= max(T - recent_tokens, exact_from)
+///
+/// Pages and sink slots are shared by forks, and by the prefix tree, where insert() registers pages for later sequences
+/// that begin with the same tokens. Nobody writes what another can see: grow() names the copies to make first. What
+/// only the tree holds is as good as free. It is reused, least recently used first, when nothing else is left; the tree
+/// never makes a call fail that succeeds without it.
+///
+/// All functions throw Error{usage} for numbers without sense, such as a sequence that does not exist. Functions that
+/// run out of something say so by their result. In both cases nothing changes.
+class CacheAllocator {
+ public:
+  explicit CacheAllocator(const CacheAllocatorOptions& options);
+
+  static constexpr std::int32_t kNone = -1;
+
+  /// A sequence that begins with pages of the tree.
+  struct Start {
+    std::int32_t sequence = kNone;  ///< kNone if num_sequences exist
+    std::int64_t hit_tokens = 0;    ///< length of the sequence
+  };
+  struct Fork {
+    std::int32_t sequence = kNone;  ///< kNone if num_sequences exist
+    std::vector<CacheCopy> copies = {};
+  };
+
+  /// An empty sequence, or kNone if num_sequences exist. Has no sink slot if sequences hold all of them.
+  std::int32_t create();
+  /// A sequence that begins with the longest match of the tree, as lookup() tells it, all of it committed. It shares
+  /// the sink slot that the tree holds there, if any. Without a match: an empty one, as of create().
+  Start create(std::span<const std::int32_t> tokens);
+  /// A sequence whose contents the caller copies back from elsewhere, all of them committed.
+  /// @param exact_from  as of the sequence whose contents these are, or later: `length` if its ring is not copied back
+  /// @param with_sinks  has it a sink slot? Without use if sink_tokens is 0
+  /// @return            kNone if pages, the sink slot or the ring slot are missing
+  std::int32_t restore(std::int64_t length, std::int64_t exact_from, bool with_sinks = true);
+  /// A sequence with the same tokens, all of them committed in both. It has a sink slot only if `sequence` has one: the
+  /// same if all sinks are written, else its own, and none if sequences hold all slots.
+  /// @return  and what to copy before anything is written
+  Fork fork(std::int32_t sequence);
+  void destroy(std::int32_t sequence);
+
+  /// Allocates pages for the new tokens of all sequences of the batch, or of none. Afterwards the last max_rollback
+  /// tokens of each can be taken back, unless they were committed before. A sequence that would write sinks into a
+  /// shared slot gets its own, or none if sequences hold all slots: see sink_slot() afterwards.
+  /// @param batch   each sequence at most once
+  /// @param copies  result, appended: what to copy before anything is written, in any order
+  /// @return        false if there are not enough pages
+  [[nodiscard]] bool grow(std::span<const Growth> batch, std::vector<CacheCopy>& copies);
+  /// Commits all tokens of the sequence: rollback() can no longer take them back.
+  void commit(std::int32_t sequence);
+  /// Takes the last tokens back, none of which may be committed, and releases pages that become empty.
+  void rollback(std::int32_t sequence, std::int32_t tokens);
+
+  /// Registers the sequence's full pages in the tree, and with the page of the last sink the sequence's sink slot.
+  /// Where the tree has a page of the same tokens it keeps that page, and the sequence its own. The pages must be
+  /// written before a later call's sequence reads them.
+  /// @param tokens  of the positions 0, 1, ...; pages beyond them, or beyond the length, are left out
+  /// @throws        Error{usage} also if the tree has one of the pages with other tokens
+  void insert(std::int32_t sequence, std::span<const std::int32_t> tokens);
+  /// Tokens of the longest match: whole pages, but not all of `tokens`, because the last one's query is needed, and not
+  /// fewer than sink_tokens, because to compute a few tokens is cheaper than to do without exact sinks.
+  std::int64_t lookup(std::span<const std::int32_t> tokens) const;
+  /// Takes pages out of the tree that nobody else holds, least recently used leaves first.
+  /// @param pages  at most so many
+  /// @return       how many
+  std::int32_t evict(std::int32_t pages);
+
+  std::int64_t length(std::int32_t sequence) const { return at(sequence).length; }
+  std::int64_t uncommitted(std::int32_t sequence) const { return at(sequence).length - at(sequence).committed; }
+  /// First position whose exact row the sequence's ring has held: 0, or the length at the start after a hit.
+  std::int64_t exact_from(std::int32_t sequence) const { return at(sequence).exact_from; }
+  /// Or kNone: the sequence's sinks are read from its pages.
+  std::int32_t sink_slot(std::int32_t sequence) const { return at(sequence).sink; }
+  /// Page table: page i holds the positions from i * page_size on.
+  std::span<const std::int32_t> pages(std::int32_t sequence) const { return at(sequence).pages; }
+
+  std::int32_t page_size() const { return options_.page_size; }
+  std::int32_t users(std::int32_t page) const;       ///< sequences, and the tree
+  std::int32_t sink_users(std::int32_t slot) const;  ///< sequences, and entries of the tree
+  std::int32_t free_pages() const { return pages_.free(); }
+  std::int32_t free_sink_slots() const { return sinks_.free(); }
+  std::int32_t evictable_pages() const { return tree_.unused_pages(pages_); }
+  const PrefixTree& tree() const { return tree_; }
+
+ private:
+  /// exact_from <= committed <= length. So no rollback reaches a position before exact_from, whose row the ring lacks,
+  /// and exact_from stays right for the life of the sequence.
+  struct Sequence {
+    bool used = false;
+    std::int64_t length = 0, committed = 0, exact_from = 0;
+    std::int32_t sink = kNone;
+    std::vector<std::int32_t> pages = {};
+  };
+  const Sequence& at(std::int32_t sequence) const;
+  Sequence& at(std::int32_t sequence);
+  std::int32_t free_sequence() const;
+  std::int64_t pages_for(std::int64_t tokens) const { return (tokens + page_size() - 1) / page_size(); }
+  /// The page to which the sequence, if it grows by `tokens`, appends; or kNone.
+  std::int32_t page_to_append(const Sequence& sequence, std::int32_t tokens) const;
+  bool writes_shared_sinks(const Sequence& sequence, std::int32_t tokens) const;
+  std::vector<std::int32_t> match(std::span<const std::int32_t> tokens) const;
+  void check(std::span<const Growth> batch) const;
+  void check_insert(std::int32_t sequence, std::size_t full, std::span<const std::int32_t> path) const;
+
+  bool has_room(std::int64_t pages) const;
+  /// Pages that the batch takes. @param with_tree  is a page copied also if only the tree shares it?
+  std::int64_t needed_pages(std::span<const Growth> batch, bool with_tree) const;
+  bool make_page_room(std::span<const Growth> batch);
+  void make_sink_room(std::span<const Growth> batch);
+  void move_page(Sequence& sequence, std::vector<CacheCopy>& copies);
+  void move_sinks(Sequence& sequence, std::vector<CacheCopy>& copies);
+  void append_pages(Sequence& sequence);
+
+  std::int32_t take_sink();         ///< or kNone
+  bool free_a_sink();               ///< that only the tree holds
+  void forget(std::int32_t entry);  ///< and all entries below
+  void forget_sink(std::int32_t slot);
+
+  CacheAllocatorOptions options_;
+  ReferencePool pages_, sinks_;
+  std::vector<Sequence> sequences_;  ///< by ring slot
+  PrefixTree tree_;
+};
+
+}  // namespace kvq
