@@ -10,6 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 /// CUDA C++ for a C++ compiler: included before every kernel. Only what kvq's kernels use.
 
@@ -30,6 +31,8 @@
 #define __grid_constant__
 #undef __forceinline__
 #define __forceinline__ inline
+#undef __noinline__
+#define __noinline__
 
 #define cudaLaunchKernelEx ::kvq::emulator::launch_kernel
 
@@ -140,6 +143,17 @@ T atomicAdd(T* to, T value) {
   *to += value;
   return before;
 }
+template <typename T>
+T atomicExch(T* to, T value) {
+  return std::exchange(*to, value);
+}
+template <typename T>
+T atomicCAS(T* to, T expected, T value) {
+  const T before = *to;
+  if (before == expected) *to = value;
+  return before;
+}
+inline void __threadfence() {}
 inline std::size_t __cvta_generic_to_shared(const void* pointer) {
   const std::ptrdiff_t at = static_cast<const std::byte*>(pointer) - kvq::emulator::shared_window();
   if (at < 0 || at >= static_cast<std::ptrdiff_t>(kvq::emulator::kSharedBytes))
@@ -147,7 +161,6 @@ inline std::size_t __cvta_generic_to_shared(const void* pointer) {
   return static_cast<std::size_t>(at);
 }
 inline void __nanosleep(unsigned) { kvq::emulator::pause(); }
-[[noreturn]] inline void __trap() { kvq::emulator::fail("__trap"); }
 
 // ---- 4. Numbers --------------------------------------------------------------------------------------------------
 

@@ -193,6 +193,11 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
   return enqueue(stream, {nullptr, [=] { copy(to, from, bytes); }});
 }
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  return enqueue(stream, {nullptr, [=] {
+                            if (bytes > 0) std::memset(to, value, bytes);
+                          }});
+}
 
 // ---- Streams, graphs, events --------------------------------------------------------------------------------------
 

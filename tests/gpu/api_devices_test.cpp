@@ -57,7 +57,7 @@ struct OnDevice {
     const std::uint64_t seed = runner->rows[0];
     const auto length = static_cast<std::int64_t>(expected.k.size()) + tokens;
     for (auto t = static_cast<std::int64_t>(expected.k.size()); t < length; ++t)
-      expected.grow(plan, kWindows, length, floats(runner->key(seed, t)), floats(runner->value(seed, t)));
+      expected.grow(plan, floats(runner->key(seed, t)), floats(runner->value(seed, t)));
     CAPTURE(device, plan.layer, length);
     REQUIRE(found.size() == 16 * kDim);
     const Comparison result =

@@ -11,12 +11,12 @@ namespace kvq::test {
 namespace {
 
 /// A token's rows [Hkv, D] of one side after the cache has stored them.
-std::vector<float> stored(const TensorPlan& plan, std::span<const float> rows, bool rounded, bool coded) {
+std::vector<float> stored(const TensorPlan& plan, std::span<const float> rows, bool coded) {
   std::vector<float> all;
   for (std::size_t head = 0; head < rows.size() / kDim; ++head) {
     std::vector<float> x_rot(kDim), back(kDim);
     rotate_row(plan, static_cast<int>(head), rows.subspan(head * kDim, kDim), x_rot);
-    if (rounded) quantize_exact(x_rot);
+    if (!coded) quantize_exact(x_rot);
     const std::size_t entry = static_cast<std::size_t>(plan.rotation.head_index(static_cast<int>(head)));
     if (coded) quantize_row(plan.coder, plan.clip_ratio.empty() ? 1.0 : plan.clip_ratio[entry], x_rot);
     unrotate_row(plan, static_cast<int>(head), x_rot, back);
@@ -33,16 +33,12 @@ std::vector<float> floats(std::span<const std::uint16_t> bits) {
   return x;
 }
 
-ExpectedRow::ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bool from_window)
-    : exact(stored(plan, rows, true, false)), coded(stored(plan, rows, from_window, true)) {}
+ExpectedRow::ExpectedRow(const TensorPlan& plan, std::span<const float> rows)
+    : exact(stored(plan, rows, false)), coded(stored(plan, rows, true)) {}
 
-void Expected::grow(const LayerPlan& plan, const Windows& windows, std::int64_t length, std::span<const float> key,
-                    std::span<const float> value) {
-  // Tokens that the step quantizes at once never were in the window.
-  const auto t = static_cast<std::int64_t>(k.size());
-  const bool from_window = t < windows.sink_tokens || t >= length - windows.recent_tokens;
-  k.emplace_back(plan.k, key, from_window);
-  v.emplace_back(*plan.v, value, from_window);
+void Expected::grow(const LayerPlan& plan, std::span<const float> key, std::span<const float> value) {
+  k.emplace_back(plan.k, key);
+  v.emplace_back(*plan.v, value);
 }
 
 std::vector<double> attend_expected(const LayerPlan& plan, const Windows& windows, const Expected& s,
@@ -51,7 +47,8 @@ std::vector<double> attend_expected(const LayerPlan& plan, const Windows& window
   const auto length = static_cast<std::int64_t>(s.k.size());
   const std::int64_t first = g.sliding_window > 0 ? std::max<std::int64_t>(0, length - g.sliding_window) : 0;
   const auto row = [&](const std::vector<ExpectedRow>& side, std::int64_t t, int head) {
-    const bool exact = t < windows.sink_tokens || t >= (cached ? cached : length) - windows.recent_tokens;
+    const bool exact = (t < windows.sink_tokens && s.has_sinks) ||
+                       t >= std::max((cached ? cached : length) - windows.recent_tokens, s.exact_from);
     const ExpectedRow& token = side[static_cast<std::size_t>(t)];
     return std::span(exact ? token.exact : token.coded).subspan(static_cast<std::size_t>(head) * kDim, kDim);
   };

@@ -14,10 +14,9 @@ constexpr std::size_t kDim = 128;
 
 std::vector<float> floats(std::span<const std::uint16_t> bits);
 
-/// One side of a token [Hkv, D], while it is exact and after it is quantized.
+/// One side of a token [Hkv, D], as exact rows and as codes give it.
 struct ExpectedRow {
-  /// @param from_window  the token is quantized when it leaves the window, from bfloat16
-  ExpectedRow(const TensorPlan& plan, std::span<const float> rows, bool from_window);
+  ExpectedRow(const TensorPlan& plan, std::span<const float> rows);
   /// A token that is not rounded at all.
   explicit ExpectedRow(std::span<const float> rows) : exact(rows.begin(), rows.end()), coded(exact) {}
   std::vector<float> exact, coded;
@@ -26,9 +25,10 @@ struct ExpectedRow {
 /// The expected contents of a sequence.
 struct Expected {
   std::vector<ExpectedRow> k, v;
-  /// Appends the next token, in a step after which the sequence has `length` tokens.
-  void grow(const LayerPlan& plan, const Windows& windows, std::int64_t length, std::span<const float> key,
-            std::span<const float> value);
+  std::int64_t exact_from = 0;
+  bool has_sinks = true;
+  /// Appends the next token.
+  void grow(const LayerPlan& plan, std::span<const float> key, std::span<const float> value);
 };
 
 /// [Hq, D] attention of one query over the sequence, in double.

@@ -170,13 +170,21 @@ std::vector<std::uint16_t> LayerRunner::query(std::uint64_t seed, std::int64_t l
   return queries;
 }
 
+std::uint64_t LayerRunner::seed_of(std::int32_t sequence, std::int64_t position) const {
+  const auto own = tokens.find(sequence);
+  if (own == tokens.end()) return rows.count(sequence) ? rows.at(sequence) : 0;
+  return static_cast<std::uint64_t>(own->second.at(static_cast<std::size_t>(position)));
+}
+
 bool LayerRunner::begin(std::span<const Growth> batch) {
   std::vector<std::uint16_t> q, k, v;
   for (const Growth& g : batch) {
     const std::int64_t length = cache.allocator().length(g.sequence);
     for (int i = 0; i < g.tokens; ++i)
-      append(k, key(rows[g.sequence], length + i)), append(v, value(rows[g.sequence], length + i));
-    append(q, query(rows[g.sequence], length + g.tokens));
+      append(k, key(seed_of(g.sequence, length + i), length + i)),
+          append(v, value(seed_of(g.sequence, length + i), length + i));
+    const std::int64_t after = length + g.tokens;
+    append(q, query(after > 0 ? seed_of(g.sequence, after - 1) : 0, after));
   }
   if (!cache.step(batch, stream_)) return false;
   check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");

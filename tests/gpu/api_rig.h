@@ -34,7 +34,7 @@ class LayerRunner {
  public:
   LayerRunner(const Engine& engine, std::int32_t layer, const runtime::PagedCacheOptions& options, kvq_stream stream);
 
-  /// Grows sequences, writes rows and attends. The row of a new token depends on `rows[sequence]` and its position.
+  /// Grows sequences, writes rows and attends. The row of a new token depends on its seed and position.
   /// @return  [B, Hq, D] attention results of the batch, in bfloat16; empty if there are not enough pages
   std::vector<std::uint16_t> step(std::span<const Growth> batch);
   /// The two parts of step(), without reading the results, which are then in `out`.
@@ -50,6 +50,9 @@ class LayerRunner {
   runtime::PagedCache cache;
   kvq_layer_info info;
   std::map<std::int32_t, std::uint64_t> rows = {};  ///< seed of each sequence's rows
+  /// Seeds of the tokens of a sequence by position, in place of one seed for all.
+  std::map<std::int32_t, std::vector<std::int32_t>> tokens = {};
+  std::uint64_t seed_of(std::int32_t sequence, std::int64_t position) const;
 
   /// The rows of a token, [Hkv, D] bfloat16, and the queries at a length, [Hq, D]. Rows are chosen such that their
   /// codes are certain: no channel is so near an edge that rounding errors of the rotation could change its code.

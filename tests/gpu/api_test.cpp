@@ -50,8 +50,7 @@ class Checked {
       Expected& s = sequences_[g.sequence];
       const std::int64_t before = static_cast<std::int64_t>(s.k.size()), length = before + g.tokens;
       for (std::int64_t t = before; t < length; ++t)
-        s.grow(plan_, windows_, length, floats(runner.key(runner.rows[g.sequence], t)),
-               floats(runner.value(runner.rows[g.sequence], t)));
+        s.grow(plan_, floats(runner.key(runner.rows[g.sequence], t)), floats(runner.value(runner.rows[g.sequence], t)));
     }
     const std::vector<float> out = floats(runner.step(batch));
     REQUIRE_FALSE(out.empty());
@@ -130,7 +129,8 @@ TEST_CASE("Write and decode through the interface are the kernels' own results",
     w.num_tokens = 207, w.num_kv_heads = 4;
     w.k = pointers.write_k, w.v = pointers.write_v;
     w.k.x = d_k.get(), w.v.x = d_v.get(), w.k.token_stride = w.v.token_stride = 512;
-    w.slot_mapping = d_slots.get<std::int64_t>(), w.pages = pool.get(), w.page_stride = info.page_bytes;
+    w.slot_mapping = d_slots.get<std::int64_t>(), w.pages = pool.get(), w.page_stride = info.page_bytes,
+    w.extents.num_pages = 8;
     WriteLaunch write_launch;
     REQUIRE(choose_write(key).plan(write_launch).ok());
     REQUIRE(choose_write(key).run(write_launch, w, nullptr).ok());
@@ -373,10 +373,9 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
     runner->step(std::vector<Growth>{{0, 60}});
   }
 
-  const runtime::StepPlan step(*engine.device_model, 1, 1);
   const runtime::WritePlan write(*engine.model, 0);
   const runtime::DecodePlan decode(*engine.model, 0, 1);
-  const DeviceMemory step_workspace(step.workspace_bytes()), workspace(decode.workspace_bytes());
+  const DeviceMemory workspace(decode.workspace_bytes());
   const DeviceMemory k(4 * 256), v(4 * 256), q(16 * 256), out(16 * 256), slot(8), window(8);
   const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{61}, s.stream),
                      indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, 1}, s.stream);
@@ -384,24 +383,26 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
   std::vector<std::int32_t> pages(8);
   std::iota(pages.begin(), pages.end(), 0);
   const DeviceMemory table = to_device<std::int32_t>(pages, s.stream),
-                     slots = to_device<std::int32_t>(std::vector<std::int32_t>{0}, s.stream);
+                     slots = to_device<std::int32_t>(std::vector<std::int32_t>{0}, s.stream),
+                     ids = to_device<std::uint64_t>(std::vector<std::uint64_t>{1}, s.stream);
   REQUIRE(replayed.cache.allocator().pages(0)[0] == 0);
   auto error = runtime::init<kvq_error>();
+  auto sequences = runtime::init<kvq_sequences>();
+  sequences.batch = 1, sequences.seq_lens = length.get<std::int32_t>();
+  sequences.page_table = table.get<std::int32_t>(), sequences.page_table_stride = 8;
+  sequences.sink_slots = sequences.ring_slots = slots.get<std::int32_t>();
+  sequences.sequence_ids = ids.get<std::uint64_t>();
   const auto enqueue = [&] {
     auto a = runtime::init<kvq_step_args>();
-    a.batch = a.num_tokens = 1;
-    a.seq_lens = length.get<std::int32_t>(), a.token_indptr = indptr.get<std::int32_t>();
-    a.page_table = table.get<std::int32_t>(), a.page_table_stride = 8, a.window_slots = slots.get<std::int32_t>();
+    a.sequences = &sequences, a.num_tokens = 1, a.token_indptr = indptr.get<std::int32_t>();
     a.slot_mapping = slot.get<std::int64_t>(), a.window_mapping = window.get<std::int64_t>();
-    a.workspace = step_workspace.get(), a.workspace_bytes = step_workspace.bytes();
-    expect_ok(step.run(replayed.cache.handle(), a, s.stream, &error), error);
+    expect_ok(replayed.cache.handle().step(a, s.stream, &error), error);
     auto w = runtime::init<kvq_write_args>();
     w.num_tokens = 1, w.k = k.get(), w.v = v.get(), w.slot_mapping = a.slot_mapping,
     w.window_mapping = a.window_mapping;
     expect_ok(write.run(replayed.cache.handle(), 0, w, s.stream, &error), error);
     auto d = runtime::init<kvq_decode_args>();
-    d.batch = 1, d.q = q.get(), d.out = out.get(), d.seq_lens = a.seq_lens;
-    d.page_table = a.page_table, d.page_table_stride = 8, d.window_slots = a.window_slots;
+    d.sequences = &sequences, d.q = q.get(), d.out = out.get();
     d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     expect_ok(decode.run(replayed.cache.handle(), 0, d, s.stream, &error), error);
   };
@@ -442,20 +443,14 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
     runner.rows[runner.cache.create()] = 5;
     runner.step(std::vector<Growth>{{0, kPrefix}});
     Expected expected;
-    for (int t = 0; t < kPrefix; ++t) {
-      const bool exact = t < windows.sink_tokens || t >= kPrefix - windows.recent_tokens;
-      expected.k.emplace_back(plan.k, floats(runner.key(5, t)), exact);
-      expected.v.emplace_back(*plan.v, floats(runner.value(5, t)), exact);
-    }
-    const kvq_decode_args tables = runner.cache.decode_args();
+    for (int t = 0; t < kPrefix; ++t) expected.grow(plan, floats(runner.key(5, t)), floats(runner.value(5, t)));
     auto error = runtime::init<kvq_error>();
 
     const runtime::DequantizePlan dequantize(*engine.model, layer);
     const DeviceMemory k(kPrefix * 1024), v(kPrefix * 1024),
-        zero = to_device<std::int32_t>(std::vector<std::int32_t>{0}, nullptr);
+        rows_indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, kPrefix}, nullptr);
     auto d = runtime::init<kvq_dequantize_args>();
-    d.batch = 1, d.seq_lens = tables.seq_lens, d.out_indptr = zero.get<std::int32_t>();
-    d.page_table = tables.page_table, d.page_indptr = tables.page_indptr, d.window_slots = tables.window_slots;
+    d.sequences = &runner.cache.sequences(), d.num_rows = kPrefix, d.out_indptr = rows_indptr.get<std::int32_t>();
     d.k = k.get(), d.v = v.get();
     expect_ok(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error), error);
     std::vector<std::uint16_t> rows(kPrefix * 512);
@@ -484,10 +479,8 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
     const DeviceMemory indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, kChunk}, nullptr);
     const DeviceMemory workspace(prefill.workspace_bytes()), out(kChunk * 4096);
     auto p = runtime::init<kvq_prefill_args>();
-    p.batch = 1, p.q_indptr = indptr.get<std::int32_t>();
+    p.sequences = &runner.cache.sequences(), p.num_tokens = kChunk, p.q_indptr = indptr.get<std::int32_t>();
     p.q = d_q.get(), p.k = d_k.get(), p.v = d_v.get(), p.out = out.get();
-    p.seq_lens = tables.seq_lens, p.page_table = tables.page_table, p.page_indptr = tables.page_indptr,
-    p.window_slots = tables.window_slots;
     p.workspace = workspace.get(), p.workspace_bytes = workspace.bytes();
     expect_ok(prefill.run(runner.cache.handle(), layer, p, nullptr, &error), error);
     std::vector<std::uint16_t> found(kChunk * 2048);
@@ -520,7 +513,9 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   const DeviceMemory workspace(decode.workspace_bytes()), rows(1 << 20);
   auto error = runtime::init<kvq_error>();
   const auto decode_refusal = [&](int layer, auto change) {
-    kvq_decode_args d = runner.cache.decode_args();
+    struct : kvq_decode_args, kvq_sequences {
+    } d{runner.cache.decode_args(), runner.cache.sequences()};
+    d.kvq_decode_args::sequences = &d;
     d.q = d.out = rows.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     change(d);
     CHECK(decode.run(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
@@ -529,10 +524,13 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.batch = 3; }), Contains("batch is 3, the plan's max_batch 2"));
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.batch = -1; }), Contains("batch is -1"));
   CHECK_THAT(decode_refusal(0, [](auto& d) { --d.workspace_bytes; }), Contains("expected a workspace of"));
-  CHECK_THAT(decode_refusal(0, [](auto& d) { d.window_slots = nullptr; }), Contains("window_slots"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.sink_slots = nullptr; }), Contains("4 sink tokens need sink_slots"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.ring_slots = nullptr; }), Contains("16 recent tokens need ring_slots"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.softmax_scale = -1.0f; }), Contains("softmax_scale is -1"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.sliding_window = -2; }), Contains("sliding_window is -2"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.sequences = nullptr; }), Contains("sequences must not be null"));
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.q = nullptr; }), Contains("must not be null"));
-  CHECK_THAT(decode_refusal(0, [](auto& d) { d.page_indptr = nullptr, d.batch = 2; }),
-             Contains("page_table_stride is 0"));
+  CHECK_THAT(decode_refusal(0, [](auto& d) { d.page_table_stride = 0; }), Contains("page_table_stride is 0"));
   CHECK_THAT(decode_refusal(6, [](auto&) {}), Contains("layer: expected 0 to 5, found 6"));
   CHECK_THAT(decode_refusal(2, [](auto&) {}), Contains("layer 2 has another format"));
   const auto write_refusal = [&](int layer, auto change) {
@@ -554,19 +552,32 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   // Pools are checked, too.
   const auto pools_refusal = [&](auto change) {
     std::vector<kvq_layer_pools> pools(6, runtime::init<kvq_layer_pools>());
-    for (kvq_layer_pools& p : pools) p.pages = p.windows = rows.get();
-    change(pools);
+    for (kvq_layer_pools& p : pools) p.pages = p.sinks = p.rings = rows.get();
+    auto options = runtime::init<kvq_cache_options>();
+    options.num_pages = options.num_sink_slots = options.num_ring_slots = 1;
+    change(pools, options);
     kvq_cache* cache = nullptr;
-    CHECK(kvq_cache_create(engine.device_model->get(), pools.data(), static_cast<std::int32_t>(pools.size()),
+    CHECK(kvq_cache_create(engine.device_model->get(), &options, pools.data(), static_cast<std::int32_t>(pools.size()),
                            workspace.get(), workspace.bytes(), nullptr, &cache, &error) == KVQ_INVALID_ARGUMENT);
     return std::string(error.message);
   };
-  CHECK_THAT(pools_refusal([](auto& pools) { pools.pop_back(); }), Contains("expected pools of 6 layers, found 5"));
-  CHECK_THAT(pools_refusal([](auto& pools) { pools[3].pages = nullptr; }), Contains("layer 3: pages must be there"));
-  CHECK_THAT(pools_refusal([](auto& pools) { pools[3].windows = nullptr; }), Contains("layer 3: 4 sink and 16 recent"));
-  CHECK_THAT(pools_refusal([](auto& pools) { pools[4].page_stride = 16; }),
+  CHECK_THAT(pools_refusal([](auto&, auto& o) { o.num_pages = 0; }),
+             Contains("num_pages: expected 1 or more, found 0"));
+  CHECK_THAT(pools_refusal([](auto&, auto& o) { o.num_sink_slots = 0; }),
+             Contains("num_sink_slots: expected 1 or more"));
+  CHECK_THAT(pools_refusal([](auto&, auto& o) { o.num_ring_slots = -1; }), Contains("num_ring_slots: expected 1"));
+  CHECK_THAT(pools_refusal([](auto&, auto& o) { o.flags = 2; }), Contains("unknown bits in 0x2"));
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools.pop_back(); }),
+             Contains("expected pools of 6 layers, found 5"));
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools[3].pages = nullptr; }),
+             Contains("layer 3: pages must be there"));
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools[3].sinks = nullptr; }),
+             Contains("layer 3: 4 sink tokens need"));
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools[3].rings = nullptr; }),
+             Contains("layer 3: 16 recent tokens"));
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools[4].page_stride = 16; }),
              Contains("layer 4: page_stride: expected a"));
-  CHECK_THAT(pools_refusal([](auto& pools) { pools[4].page_stride = std::int64_t{1} << 32; }),
+  CHECK_THAT(pools_refusal([](auto& pools, auto&) { pools[4].page_stride = std::int64_t{1} << 32; }),
              Contains("layer 4: page_stride: expected less than 2^32 bytes, found 4294967296"));
   CHECK_THROWS_WITH(runner.cache.step(std::vector<Growth>{{0, 101}}, nullptr),
                     Contains("101 tokens, there is room for 2 and 100"));

@@ -8,6 +8,7 @@
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -32,25 +33,25 @@ __device__ float uniform(unsigned long long key) { return static_cast<float>(has
 
 /// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
 __global__ void fill_cached_token(PagedCacheView p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
-                                  std::byte* windows, unsigned seed) {
+                                  CaseWindows windows, const int* hidden, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2, thread = static_cast<int>(threadIdx.x);
   const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
   const int length = p.seq_lens[b], threads = static_cast<int>(blockDim.x);
-  if (position >= length) return;
+  if (position >= length || position < hidden[b]) return;
   const TileSide& side = value ? layout.v : layout.k;
   const auto put = [](std::byte* at, float x, bool bf16) {
     *reinterpret_cast<unsigned short*>(at) = in_16_bits(static_cast<double>(x), bf16);
   };
   const unsigned long long key =
       ((static_cast<unsigned long long>(b) * 65536 + position) * 512 + head * 2 + value) * 4096 + seed;
-  if (position < p.sink_tokens || position >= length - p.recent_tokens) {
-    const WindowLayout& w = p.window_layout;
-    std::byte* at = windows + p.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
-    const int row = w.row(position, p.sink_tokens);
+  // The codes of exact tokens stay NaN: no kernel may read them.
+  const SequenceTokens tokens = case_tokens(p, b);
+  if (tokens.is_exact(position)) {
+    std::byte* pool = position < tokens.sink_end ? windows.sinks : windows.rings;
     const float size = position % 3 == 0 ? 1000.0f : 1.0f;  // rows of different sizes
     for (int c = thread; c < side.head_dim; c += threads)
-      put(at + (value ? w.value_offset(row, c) : w.key_offset(row, c)),
+      put(pool + case_window_offset(p, tokens, b, head, position, c, value),
           (value ? size : 1.0f) * (2.0f * uniform(key + c) - 1.0f), true);
     return;
   }
@@ -111,10 +112,11 @@ struct MadeCache {
   PageLayout layout;
   DeviceRotation undo_k, undo_v;  ///< for the reference loops: x = x_rot @ matrix
   std::byte* pages = nullptr;
-  std::byte* windows = nullptr;
+  CaseWindows windows = {};
   bool k_bfloat = false, v_bfloat = false;
   unsigned seed = 0;
   int longest = 1;
+  int* hidden = nullptr;
 
   MadeCache(const DequantizeVariant& variant, const CacheCase& c)
       : layout{variant.k, variant.v, c.num_kv_heads, c.page_size},
@@ -135,8 +137,10 @@ struct MadeCache {
     auto next = order.begin();
     for (const int n : c.lengths) {
       const int count = (n + c.page_size - 1) / c.page_size;
+      const auto first = static_cast<std::ptrdiff_t>(table.size());
       table.insert(table.end(), next, next + count);
       next += count;
+      if (!c.hidden.empty()) std::fill_n(table.begin() + first, c.hidden[indptr.size() - 1] / c.page_size, kNoPage);
       if (!c.indptr) table.resize(indptr.size() * static_cast<std::size_t>(max_pages), kNoPage);
       indptr.push_back(static_cast<int>(table.size()));
     }
@@ -144,21 +148,14 @@ struct MadeCache {
 
     cache.batch = batch, cache.num_kv_heads = c.num_kv_heads;
     cache.seq_lens = arena.put(c.lengths);
-    cache.sink_tokens = c.sink_tokens, cache.recent_tokens = c.recent_tokens;
+    cache.windows = {c.sink_tokens, c.recent_tokens};
     cache.page_table = arena.put(table), cache.page_table_stride = max_pages;
-    if (c.indptr) cache.page_indptr = arena.put(indptr);
-    cache.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+    if (c.indptr) cache.page_indptr = arena.put(indptr), cache.page_table_stride = indptr.back() + 1;
+    cache.page_shift = std::countr_zero(static_cast<unsigned>(c.page_size));
     cache.page_stride = layout.page_bytes() + 16;
     pages = arena.take<std::byte>(order.size() * static_cast<std::size_t>(cache.page_stride), 0xFF);
     cache.pages = pages;
-    cache.window_layout = {
-        c.num_kv_heads, TileSide{dim, 16, dim, 0},      TileSide{v_dim, 16, v_dim, 0},
-        variant.v,      (c.sink_tokens + 15) / 16 * 16, c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
-    windows = arena.take<std::byte>(static_cast<std::size_t>(cache.window_layout.slot_bytes() * batch), 0xFF);
-    cache.windows = windows;
-    std::vector<int> slots;
-    for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
-    cache.window_slots = arena.put(slots);
+    windows = put_windows(arena, cache, variant.k, variant.v, c.lengths, static_cast<int>(order.size()), c.seed);
 
     if (c.rotation == CaseRotation::scaled) {
       const std::vector<float> factors = random_scales(c.num_kv_heads, std::max(dim, v_dim), 4, c.seed);
@@ -206,20 +203,22 @@ struct MadeCache {
     if (batch == 0) return;
     const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
                     static_cast<unsigned>(2 * c.num_kv_heads));
+    std::vector<int> none(c.lengths.size());
+    hidden = arena.put(c.hidden.empty() ? none : c.hidden);
     run_kernel("fill_cached_token", fill_cached_token, grid, 128, cache, layout, k_bfloat, v_bfloat, pages, windows,
-               seed);
+               hidden, seed);
   }
 };
 
 /// Rows of the cache in double: grid [longest, B, 2 Hkv]; k, v [B, longest, Hkv, D].
 __global__ void plain_rows(PagedCacheView p, DeviceRotation undo_k, DeviceRotation undo_v, PageLayout layout,
-                           bool k_bfloat, bool v_bfloat, int longest, double* k, double* v) {
+                           bool k_bfloat, bool v_bfloat, int longest, const int* hidden, double* k, double* v) {
   __shared__ double row[256], scratch[256];
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2;
   const int dim = (value ? layout.v : layout.k).head_dim;
-  if (position >= p.seq_lens[b]) return;
+  if (position >= p.seq_lens[b] || position < hidden[b]) return;
   DecodeParams d;
   d.cache = p;
   for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
@@ -245,7 +244,7 @@ Rows rows_of(MadeCache& made) {
     const dim3 grid(static_cast<unsigned>(made.longest), static_cast<unsigned>(made.cache.batch),
                     static_cast<unsigned>(2 * made.cache.num_kv_heads));
     run_kernel("plain_rows", plain_rows, grid, 128, made.cache, made.undo_k, made.undo_v, made.layout, made.k_bfloat,
-               made.v_bfloat, made.longest, k, v);
+               made.v_bfloat, made.longest, made.hidden, k, v);
   }
   return {get(k, k_count), get(v, v_count)};
 }
@@ -328,6 +327,7 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
   if (!c.last.empty()) p.last = arena.put(c.last);
   p.out_indptr = arena.put(indptr);
   p.k = k, p.v = v, p.k_stride = stride_of(Side::k), p.v_stride = stride_of(Side::v);
+  p.num_rows = indptr.back() + 3;
   DequantizeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) status = check_dequantize(variant, p);
@@ -338,6 +338,7 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
     outcome.failure = status.message();
     return outcome;
   }
+  outcome.failure = made.windows.fault();
   const Rows truth = rows_of(made);
   for (const Side side : kSides) {
     const bool value = side == Side::v;
@@ -370,7 +371,12 @@ CacheOutcome run_dequantize_case(const DequantizeVariant& variant, const CacheCa
   return outcome;
 }
 
-CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& cache, const PrefillCase& c) {
+CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& in, const PrefillCase& c) {
+  CacheCase cache = in;
+  for (std::size_t b = 0; b < cache.lengths.size(); ++b) {
+    const int prefix = cache.lengths[b] - (c.written.empty() ? 0 : c.written[b]);
+    cache.hidden.push_back(c.sliding_window > 0 ? std::max(0, prefix + 1 - c.sliding_window) : 0);
+  }
   MadeCache made(rows, cache);
   Arena& arena = made.arena;
   const PrefillVariant* row = find_prefill_variant(rows);
@@ -405,7 +411,8 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   for (float& x : logits) x = 3.0f * normal(random);
   if (c.sinks) p.sink_logits = arena.put(logits);
   int* indptr = arena.take<int>(batch + 1, 0);
-  p.q_indptr = indptr;
+  p.num_tokens = tokens, p.q_indptr = indptr;
+  p.max_queries = longest_chunk, p.max_keys = longest;
   p.q = arena.put(q), p.k = arena.put(k), p.v = arena.put(v);
   p.q_stride = q_heads * dim, p.k_stride = kv_heads * dim;
   p.v_stride = kv_heads * v_dim, p.out_stride = q_heads * v_dim;
@@ -526,6 +533,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& ca
   }
   cudaStreamDestroy(stream);
   if (!status.ok()) outcome.failure = status.message();
+  if (outcome.failure.empty()) outcome.failure = made.windows.fault();
   return outcome;
 }
 

@@ -20,6 +20,9 @@ struct CacheCase {
   bool centers = false;
   bool indptr = false;  ///< page table as one list
   unsigned seed = 1;
+  /// Of each sequence, or empty: tokens before this position are not in the cache, and pages of such tokens alone have
+  /// no number.
+  std::vector<int> hidden = {};
 };
 
 struct DequantizeCase {

@@ -7,6 +7,7 @@
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 
@@ -27,25 +28,26 @@ __device__ void put_number(std::byte* at, float x, bool bfloat) {
 
 /// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
 __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
-                           std::byte* windows, unsigned seed) {
+                           CaseWindows windows, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
   const int length = p.cache.seq_lens[b];
-  if (position >= length) return;
+  if (position >= length || (p.sliding_window > 0 && position < length - p.sliding_window)) return;
   const TileSide& side = value ? layout.v : layout.k;
-  const WindowLayout& w = p.cache.window_layout;
   // The random numbers depend on the page, not on the sequence, because sequences that share pages must write the same.
   const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
   const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;
   const unsigned long long key =
-      ((static_cast<unsigned long long>(page) * 64 + slot) * 512 + head * 2 + value) * 4096 + seed;
-  if (position < p.cache.sink_tokens || position >= length - p.cache.recent_tokens) {
-    std::byte* at = windows + p.cache.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
-    const int row = w.row(position, p.cache.sink_tokens);
+      ((static_cast<unsigned long long>(page) * 128 + slot) * 512 + head * 2 + value) * 4096 + seed;
+  // The codes of exact tokens stay NaN: no kernel may read them.
+  const SequenceTokens tokens = case_tokens(p.cache, b);
+  if (tokens.is_exact(position)) {
+    std::byte* pool = position < tokens.sink_end ? windows.sinks : windows.rings;
     for (int c = static_cast<int>(threadIdx.x); c < side.head_dim; c += static_cast<int>(blockDim.x))
-      put_number(at + (value ? w.value_offset(row, c) : w.key_offset(row, c)), 2.0f * uniform(key + c) - 1.0f, true);
+      put_number(pool + case_window_offset(p.cache, tokens, b, head, position, c, value),
+                 2.0f * uniform(key + c) - 1.0f, true);
     return;
   }
   std::byte* tile =
@@ -151,10 +153,19 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     }
   for (int i = 0; i < pages; ++i) order.push_back(i);
   std::shuffle(order.begin(), order.end(), random);
+  // No kernel may look up a page whose tokens lie before the sliding window.
+  const auto hide = [&](std::vector<int>& row, std::size_t b) {
+    if (c.sliding_window == 0) return;
+    const int length = c.replay.empty() ? c.lengths[b] : std::min(c.lengths[b], c.replay[b]);
+    const int hidden = std::max(0, length - c.sliding_window) / c.page_size;
+    std::fill_n(row.begin(), hidden, kNoPage);
+  };
   std::vector<int> table, indptr = {0};
+  std::size_t b = 0;
   for (auto& row : tables) {
     for (int& page : row) page = order[static_cast<std::size_t>(page)];
-    if (!c.indptr) row.resize(static_cast<std::size_t>(max_pages), kNoPage);
+    hide(row, b++);
+    if (!c.indptr) row.resize(static_cast<std::size_t>(std::max(1, max_pages)), kNoPage);
     table.insert(table.end(), row.begin(), row.end());
     indptr.push_back(static_cast<int>(table.size()));
   }
@@ -165,22 +176,14 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   p.softmax_scale = c.sharpness / std::sqrt(static_cast<float>(dim));
   int* lengths = arena.put(c.lengths);
   p.cache.seq_lens = lengths;
-  p.cache.sink_tokens = c.sink_tokens, p.cache.recent_tokens = c.recent_tokens, p.sliding_window = c.sliding_window;
-  p.cache.page_table = arena.put(table), p.cache.page_table_stride = max_pages;
-  if (c.indptr) p.cache.page_indptr = arena.put(indptr);
-  p.cache.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.cache.windows = {c.sink_tokens, c.recent_tokens}, p.sliding_window = c.sliding_window;
+  p.cache.page_table = arena.put(table), p.cache.page_table_stride = std::max(1, max_pages);
+  if (c.indptr) p.cache.page_indptr = arena.put(indptr), p.cache.page_table_stride = indptr.back() + 1;
+  p.cache.page_shift = std::countr_zero(static_cast<unsigned>(c.page_size));
   p.cache.page_stride = layout.page_bytes() + 16;
   std::byte* pool = arena.take<std::byte>(static_cast<std::size_t>(pages * p.cache.page_stride), 0xFF);
   p.cache.pages = pool;
-  p.cache.window_layout = {
-      c.num_kv_heads, TileSide{dim, 16, dim, 0},      TileSide{v_dim, 16, v_dim, 0},
-      variant.v,      (c.sink_tokens + 15) / 16 * 16, c.recent_tokens ? (c.recent_tokens + 15) / 16 * 16 + 16 : 0};
-  std::byte* windows =
-      arena.take<std::byte>(static_cast<std::size_t>(p.cache.window_layout.slot_bytes() * batch), 0xFF);
-  p.cache.windows = windows;
-  std::vector<int> slots;
-  for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
-  p.cache.window_slots = arena.put(slots);
+  const CaseWindows windows = put_windows(arena, p.cache, variant.k, variant.v, c.lengths, pages, c.seed);
 
   const auto rows = static_cast<std::size_t>(batch) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(v_dim);
@@ -301,6 +304,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   }
   cudaStreamDestroy(stream);
   if (!status.ok()) outcome.failure = status.message();
+  if (outcome.failure.empty()) outcome.failure = windows.fault();
   return outcome;
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <kvq/runtime/kernels/decode/variant.h>
-#include <kvq/runtime/kernels/demote/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 
@@ -18,7 +17,6 @@ struct GenericFormat {
   bool bf16 = true;
   DecodeVariant decode() const { return generic_decode(format, heads, bf16); }
   WriteVariant write() const { return generic_write(format, bf16); }
-  DemoteVariant demote() const { return generic_demote(format); }
   DequantizeVariant dequantize() const { return generic_dequantize(format, bf16); }
 };
 

@@ -96,7 +96,7 @@ struct WriteCall {
   std::vector<std::uint16_t> k, v;        ///< [T, Hkv, D]
   std::vector<float> center_k, center_v;  ///< [Hkv, D] or empty
   std::vector<std::int64_t> slots;        ///< [T]
-  WindowLayout windows = {};              ///< with window_rows; empty: no windows
+  WindowLayout windows = {};              ///< of the rings, with window_rows; empty: no windows
   std::vector<std::int64_t> window_rows;  ///< [T]
 };
 
@@ -120,7 +120,8 @@ void write(const WriteVariant& variant, const WriteCall& call, Bytes& page, Byte
   p.pages = pages.get(), p.page_stride = call.layout.page_bytes();
   p.page_shift = std::countr_zero(static_cast<unsigned>(call.layout.page_size));
   if (!call.window_rows.empty())
-    p.window_mapping = rows.get<std::int64_t>(), p.windows = windows.get(), p.window_layout = call.windows;
+    p.window_mapping = rows.get<std::int64_t>(), p.rings = windows.get(), p.ring_layout = call.windows;
+  p.sink_layout = call.windows, p.sink_layout.rows = 0;
   REQUIRE(std::string(check_write(variant, p).message()) == "");
   WriteLaunch launch;
   REQUIRE(variant.plan(launch).ok());
@@ -228,6 +229,7 @@ struct Reading {
         pages(to_device<std::byte>(page, nullptr)),
         windows(to_device<std::byte>(window, nullptr)),
         lengths(to_device<std::int32_t>(std::vector<std::int32_t>{tokens}, nullptr)),
+        starts(to_device<std::int32_t>(std::vector<std::int32_t>{0, tokens}, nullptr)),
         zeros(to_device<std::int32_t>(
             std::vector<std::int32_t>(static_cast<std::size_t>(std::max(tokens, layout.num_kv_heads)), 0), nullptr)) {}
 
@@ -241,7 +243,7 @@ struct Reading {
   }
 
   PageLayout layout;
-  DeviceMemory pages, windows, lengths, zeros;
+  DeviceMemory pages, windows, lengths, starts, zeros;
 };
 
 /// [T, Hkv, D] of both sides as they are stored.
@@ -253,7 +255,7 @@ struct Dequantized {
     const DeviceMemory out_k = to_device<std::uint16_t>(k, nullptr), out_v = to_device<std::uint16_t>(v, nullptr);
     DequantizeParams p;
     p.cache = cache;
-    p.out_indptr = reading.zeros.get<std::int32_t>();
+    p.out_indptr = reading.starts.get<std::int32_t>(), p.num_rows = tokens;
     p.k = out_k.get(), p.v = out_v.get(), p.k_stride = p.v_stride = heads * dim;
     DequantizeLaunch launch;
     REQUIRE(variant.plan(launch).ok());
@@ -374,11 +376,9 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
   };
   call.v = call.k;
   const int length = tokens.rbegin()->first + 1;
-  int recent = 0;
   std::size_t t = 0;
   for (const auto& [position, rows] : tokens) {
-    call.window_rows.push_back(windows.row(position, vector.sink_tokens));
-    if (position >= vector.sink_tokens) recent = std::max(recent, length - position);
+    call.window_rows.push_back(windows.row(position));
     for (const PageVector::Row* row : rows)
       std::copy(row->exact.begin(), row->exact.end(),
                 (row->side == Side::v ? call.v : call.k).begin() +
@@ -393,12 +393,13 @@ void check_windows(const WriteVariant& write_variant, const DequantizeVariant& r
 
   const Reading reading(layout, page, vector.bytes, length);
   PagedCacheView cache = reading.cache();
-  cache.sink_tokens = vector.sink_tokens, cache.recent_tokens = recent;
-  cache.page_table_stride = length;  // all entries are the one page, which holds none of the listed tokens
-  cache.windows = reading.windows.get(), cache.window_slots = reading.zeros.get<std::int32_t>();
-  cache.window_layout = windows;
+  cache.windows = {0, std::min(length, windows.rows)};  // so that all rows it holds are read from the ring
+  cache.page_table_stride = length;                     // all entries are the one page, which holds none of them
+  cache.rings = reading.windows.get(), cache.ring_slots = reading.zeros.get<std::int32_t>();
+  cache.ring_layout = cache.sink_layout = windows;
   const Dequantized found(read_variant, reading, cache, length);
   for (const PageVector::Row& row : vector.rows) {
+    if (row.place < length - windows.rows) continue;  // the ring has a later token's row in its place
     std::vector<float> values;
     for (int c = 0; c < found.dim; ++c) values.push_back(found.at(row.side, row.place, row.head, c));
     std::vector<float> expected(row.exact.size());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "case_windows.cuh"
+
 #include <kvq/runtime/kernels/decode/params.h>
 
 #include <cuda_bf16.h>
@@ -37,14 +39,11 @@ __device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, c
 template <typename Float>
 __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int b,
                               int head, int position, int channel, bool is_value) {
-  const int length = p.cache.seq_lens[b];
-  const bool sink = position < p.cache.sink_tokens, recent = position >= length - p.cache.recent_tokens;
-  if (sink || recent) {
-    const WindowLayout& w = p.cache.window_layout;
-    const int row = w.row(position, p.cache.sink_tokens);
-    const std::byte* at = p.cache.windows + p.cache.window_slots[b] * w.slot_bytes() + head * w.head_bytes();
-    return number_at<Float>(at + (is_value ? w.value_offset(row, channel) : w.key_offset(row, channel)), true);
-  }
+  const SequenceTokens tokens = test::case_tokens(p.cache, b);
+  if (tokens.is_exact(position))
+    return number_at<Float>((position < tokens.sink_end ? p.cache.sinks : p.cache.rings) +
+                                test::case_window_offset(p.cache, tokens, b, head, position, channel, is_value),
+                            true);
   const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
   const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
   const int slot = position % layout.page_size;

@@ -1,5 +1,6 @@
 #include "window_cache.h"
 
+#include "device_memory.h"
 #include "plain_attention.cuh"
 
 #include <kvq/runtime/kernels/plan_step/launch.h>
@@ -9,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 #include <stdexcept>
@@ -18,9 +20,7 @@ namespace kvq::test {
 
 namespace {
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
+using test::check;
 void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
@@ -58,63 +58,64 @@ class Buffer {
   std::size_t count_ = 0;
 };
 
-int shift_of(int page_size) { return page_size == 64 ? 6 : page_size == 32 ? 5 : 4; }
+int shift_of(int page_size) { return std::countr_zero(static_cast<unsigned>(page_size)); }
 
 /// plan_step's arrays.
 struct PlanMemory {
-  Buffer<std::int32_t> seq_lens, token_indptr, page_table, page_indptr, window_slots, num_demotions;
-  Buffer<std::int64_t> slot_mapping, window_mapping, demote_from, demote_to;
+  Buffer<std::int32_t> seq_lens, token_indptr, page_table, page_indptr, sink_slots, ring_slots, exact_from;
+  Buffer<std::uint64_t> ids;
+  Buffer<std::int64_t> slot_mapping, window_mapping;
+  Buffer<RingState> states;
+  Buffer<FaultRecord> faults;
   PlanStepParams params;
 
-  PlanMemory(const StepCase& c, const WindowLayout& layout, int max_tokens) {
+  PlanMemory(const StepCase& c, int max_tokens) {
     const int batch = static_cast<int>(c.page_tables.size());
     const auto sequences = static_cast<std::size_t>(batch), rows = static_cast<std::size_t>(max_tokens);
     seq_lens = Buffer<std::int32_t>(sequences), token_indptr = Buffer<std::int32_t>(sequences + 1);
-    window_slots = Buffer<std::int32_t>(c.window_slots);
+    sink_slots = Buffer<std::int32_t>(c.sink_slots), ring_slots = Buffer<std::int32_t>(c.ring_slots);
+    exact_from = Buffer<std::int32_t>(c.exact_from), ids = Buffer<std::uint64_t>(c.ids);
+    states = Buffer<RingState>(std::vector<RingState>(static_cast<std::size_t>(std::max(1, c.num_slots))));
+    faults = Buffer<FaultRecord>(std::vector<FaultRecord>(1));
     std::vector<std::int32_t> list, indptr = {0};
-    std::size_t longest = 0;
+    std::size_t longest = 1;
     for (const auto& table : c.page_tables) longest = std::max(longest, table.size());
     for (const auto& table : c.page_tables) {
       list.insert(list.end(), table.begin(), table.end());
       if (!c.csr) list.insert(list.end(), longest - table.size(), 0x3FFFFFFF);  // never to be read
       indptr.push_back(static_cast<std::int32_t>(list.size()));
     }
+    list.push_back(0x3FFFFFFF);
     page_table = Buffer<std::int32_t>(list);
     slot_mapping = Buffer<std::int64_t>(rows), window_mapping = Buffer<std::int64_t>(rows);
-    const int most = std::min(max_tokens, batch * c.recent_tokens);
-    demote_from = Buffer<std::int64_t>(static_cast<std::size_t>(most));
-    demote_to = Buffer<std::int64_t>(static_cast<std::size_t>(most));
-    num_demotions = Buffer<std::int32_t>(1);
     PlanStepParams& p = params;
-    p.batch = batch, p.num_tokens = max_tokens, p.max_demotions = most;
+    p.batch = batch, p.num_tokens = max_tokens;
     p.seq_lens = seq_lens.get(), p.token_indptr = token_indptr.get();
     p.page_table = page_table.get(), p.page_table_stride = static_cast<std::int64_t>(longest);
-    if (c.csr) page_indptr = Buffer<std::int32_t>(indptr), p.page_indptr = page_indptr.get();
-    p.page_shift = shift_of(c.page_size);
-    p.sink_tokens = c.sink_tokens, p.recent_tokens = c.recent_tokens, p.max_rollback = c.max_rollback;
-    p.window_layout = layout;
-    if (c.sink_tokens + c.recent_tokens > 0) {
-      p.window_slots = window_slots.get(), p.window_mapping = window_mapping.get();
+    if (c.csr) {
+      page_indptr = Buffer<std::int32_t>(indptr), p.page_indptr = page_indptr.get();
+      p.page_table_stride = static_cast<std::int64_t>(list.size());
     }
+    p.page_shift = shift_of(c.page_size);
+    p.windows = {c.sink_tokens, c.recent_tokens}, p.max_rollback = c.max_rollback;
+    p.sink_rows = c.sink_rows(), p.ring_rows = c.ring_rows;
+    p.extents = {c.num_pages, c.num_slots, c.num_slots};
+    p.sink_slots = sink_slots.get(), p.ring_slots = ring_slots.get(), p.exact_from = exact_from.get();
+    p.sequence_ids = ids.get();
+    p.ring_states = states.get(), p.faults = faults.get();
     p.slot_mapping = slot_mapping.get();
-    p.demote_from = demote_from.get(), p.demote_to = demote_to.get(), p.num_demotions = num_demotions.get();
+    if (c.sink_tokens + c.recent_tokens > 0) p.window_mapping = window_mapping.get();
   }
   /// Sets the number of rows of further steps.
-  void resize(int num_tokens) {
-    params.num_tokens = num_tokens;
-    params.max_demotions = std::min(num_tokens, params.batch * params.recent_tokens);
-  }
+  void resize(int num_tokens) { params.num_tokens = num_tokens; }
   StepResult result() const {
-    StepResult r{slot_mapping.all(), window_mapping.all(), demote_from.all(), demote_to.all(), 0};
-    const auto rows = static_cast<std::size_t>(params.num_tokens),
-               most = static_cast<std::size_t>(params.max_demotions);
+    StepResult r{slot_mapping.all(), window_mapping.all()};
+    const auto rows = static_cast<std::size_t>(params.num_tokens);
     r.slot_mapping.resize(rows);
     if (params.window_mapping)
       r.window_mapping.resize(rows);
     else
       r.window_mapping.assign(rows, -1);
-    r.demote_from.resize(most), r.demote_to.resize(most);
-    if (most > 0) r.num_demotions = num_demotions.all()[0];
     return r;
   }
 };
@@ -122,17 +123,17 @@ struct PlanMemory {
 }  // namespace
 
 StepResult run_step_case(const StepCase& c) {
-  WindowLayout layout;
-  layout.sink_rows = c.sink_rows(), layout.ring_rows = c.ring_rows;
-  PlanMemory memory(c, layout, c.num_tokens);
+  PlanMemory memory(c, c.num_tokens);
   memory.seq_lens.put(c.seq_lens), memory.token_indptr.put(c.token_indptr);
   check(check_plan_step(memory.params));
   check(run_plan_step(memory.params, nullptr));
   check(cudaDeviceSynchronize(), "plan_step");
-  return memory.result();
+  StepResult result = memory.result();
+  result.fault = memory.faults.all()[0];
+  return result;
 }
 
-TensorPlan cache_plan(const CacheCase& c, Side side) {
+TensorPlan cache_plan(const WindowCase& c, Side side) {
   const bool value = side == Side::v;
   const TileSide& format = value ? c.write->v : c.write->k;
   TensorPlan plan;
@@ -152,22 +153,21 @@ TensorPlan cache_plan(const CacheCase& c, Side side) {
 }
 
 struct WindowCache::Device {
-  CacheCase c;
+  WindowCase c;
   int dim;
   PageLayout page_layout;
-  WindowLayout window_layout;
+  WindowLayout sink_layout, ring_layout;
   std::int64_t page_stride;
   PlanMemory plan;
   StepCase asked;
 
-  std::vector<Buffer<std::byte>> pages, windows;
+  std::vector<Buffer<std::byte>> pages, sinks, rings;
   std::vector<Buffer<std::uint16_t>> x[2], out;
   Buffer<float> center, rotated_center;  ///< for decode; for quantize_write
   Buffer<std::int32_t> clip_ranks[2];
   Buffer<std::byte> rotation;
   Buffer<std::uint16_t> write_factors;
   Buffer<float> row_scales, read_factors;
-  Buffer<DemoteLayer> layers;
   Buffer<std::uint16_t> q;
   Buffer<std::byte> decode_workspace;
   WriteLaunch write_launch;
@@ -176,19 +176,20 @@ struct WindowCache::Device {
   cudaStream_t stream = nullptr;
   cudaGraphExec_t graph = nullptr;
 
-  static WindowLayout windows_of(const CacheCase& c) {
+  static WindowLayout windows_of(const WindowCase& c, int rows) {
     const int dim = c.write->k.head_dim;
     const TileSide exact{dim, 16, dim, 0};
-    return {c.num_kv_heads, exact, exact, c.write->v, c.step.sink_rows(), c.step.ring_rows};
+    return {c.num_kv_heads, exact, exact, c.write->v, rows};
   }
 
-  explicit Device(const CacheCase& cache)
+  explicit Device(const WindowCase& cache)
       : c(cache),
         dim(c.write->k.head_dim),
         page_layout{c.write->k, c.write->v, c.num_kv_heads, c.step.page_size},
-        window_layout(windows_of(c)),
+        sink_layout(windows_of(c, c.step.sink_rows())),
+        ring_layout(windows_of(c, c.step.ring_rows)),
         page_stride(page_layout.page_bytes() + 16),
-        plan(c.step, window_layout, c.max_tokens),
+        plan(c.step, c.max_tokens),
         asked(c.step) {
     const auto batch = c.step.page_tables.size(), heads = static_cast<std::size_t>(c.num_kv_heads),
                channels = static_cast<std::size_t>(dim), rows = static_cast<std::size_t>(c.max_tokens) * heads;
@@ -206,18 +207,13 @@ struct WindowCache::Device {
     }
     for (const Side side : kSides)
       clip_ranks[index(side)] = Buffer<std::int32_t>(kvq::clip_ranks(cache_plan(c, side), c.num_kv_heads, dim));
-    std::vector<DemoteLayer> demote;
     for (int l = 0; l < c.num_layers; ++l) {
-      pages.emplace_back(static_cast<std::size_t>(c.num_pages * page_stride));
-      windows.emplace_back(static_cast<std::size_t>(c.num_window_slots * window_layout.slot_bytes()));
+      pages.emplace_back(static_cast<std::size_t>(c.step.num_pages * page_stride));
+      sinks.emplace_back(static_cast<std::size_t>(c.step.num_slots * sink_layout.slot_bytes()));
+      rings.emplace_back(static_cast<std::size_t>(c.step.num_slots * ring_layout.slot_bytes()));
       for (auto& side : x) side.emplace_back(rows * channels);
       out.emplace_back(batch * heads * static_cast<std::size_t>(c.heads) * channels);
-      demote.push_back({windows.back().get(), pages.back().get(), {}, {}});
-      demote.back().k.rule = c.rule_k, demote.back().v.rule = c.rule_v;
-      demote.back().k.clip_ranks = clip_ranks[0].get(), demote.back().v.clip_ranks = clip_ranks[1].get();
-      if (window_layout.rows() > 0) check(check_demote_layer(*c.demote, demote.back()));
     }
-    layers = Buffer<DemoteLayer>(demote);
     std::mt19937 random(11);
     std::normal_distribution<float> normal;
     std::vector<std::uint16_t> queries(batch * heads * static_cast<std::size_t>(c.heads) * channels);
@@ -251,28 +247,23 @@ struct WindowCache::Device {
     p.slot_mapping = plan.params.slot_mapping;
     p.pages = pages[layer].get(), p.page_shift = plan.params.page_shift, p.page_stride = page_stride;
     p.window_mapping = plan.params.window_mapping;
-    p.windows = windows[layer].get(), p.window_layout = window_layout;
+    p.sinks = sinks[layer].get(), p.sink_layout = sink_layout;
+    p.rings = rings[layer].get(), p.ring_layout = ring_layout;
+    p.extents = plan.params.extents, p.faults = plan.faults.get();
     return p;
-  }
-  DemoteParams demote_params() const {
-    const PlanStepParams& planned = plan.params;
-    return {c.num_layers,        c.num_kv_heads,    layers.get(),  planned.max_demotions, planned.num_demotions,
-            planned.demote_from, planned.demote_to, window_layout, planned.page_shift,    page_stride};
   }
   DecodeParams decode_params(std::size_t layer) const {
     DecodeParams p;
-    p.cache.batch = plan.params.batch, p.cache.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
+    static_cast<SequenceTables&>(p.cache) = plan.params;
+    p.cache.num_kv_heads = c.num_kv_heads, p.num_q_heads = c.num_kv_heads * c.heads;
     p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
     p.q = q.get(), p.q_stride = std::int64_t{p.num_q_heads} * dim;
     p.out = out[layer].get(), p.out_stride = p.q_stride;
-    p.cache.seq_lens = plan.params.seq_lens;
-    p.cache.sink_tokens = c.step.sink_tokens, p.cache.recent_tokens = c.step.recent_tokens;
+    p.cache.windows = plan.params.windows, p.cache.extents = plan.params.extents;
+    p.cache.ring_states = plan.states.get(), p.cache.faults = plan.faults.get();
     p.cache.pages = pages[layer].get(), p.cache.page_shift = plan.params.page_shift, p.cache.page_stride = page_stride;
-    p.cache.page_table = plan.params.page_table, p.cache.page_indptr = plan.params.page_indptr,
-    p.cache.page_table_stride = plan.params.page_table_stride;
-    if (c.step.sink_tokens + c.step.recent_tokens > 0)
-      p.cache.windows = windows[layer].get(), p.cache.window_slots = plan.params.window_slots;
-    p.cache.window_layout = window_layout;
+    p.cache.sinks = sinks[layer].get(), p.cache.sink_layout = sink_layout;
+    p.cache.rings = rings[layer].get(), p.cache.ring_layout = ring_layout;
     p.cache.rotation_k = {.order = c.order, .per_head = true, .factors = read_factors.get()};
     p.cache.rotation_v = p.cache.rotation_k;
     if (!c.center.empty()) p.cache.center_k = p.cache.center_v = center.get();
@@ -283,8 +274,6 @@ struct WindowCache::Device {
   void run() const {
     check(check_plan_step(plan.params));
     check(run_plan_step(plan.params, stream));
-    check(check_demote(*c.demote, demote_params()));
-    if (plan.params.max_demotions > 0) check(c.demote->run(demote_params(), stream));
     for (std::size_t l = 0; l < pages.size(); ++l) {
       const WriteParams write = write_params(l);
       check(check_write(*c.write, write));
@@ -297,7 +286,7 @@ struct WindowCache::Device {
   }
 };
 
-WindowCache::WindowCache(const CacheCase& c) : device_(std::make_unique<Device>(c)) {}
+WindowCache::WindowCache(const WindowCase& c) : device_(std::make_unique<Device>(c)) {}
 WindowCache::~WindowCache() = default;
 
 void WindowCache::step(const std::vector<int>& lengths, const std::vector<int>& new_tokens,
@@ -321,6 +310,14 @@ void WindowCache::step(const std::vector<int>& lengths, const std::vector<int>& 
   check(cudaStreamSynchronize(d.stream), "step");
 }
 
+void WindowCache::set_slots(std::size_t sequence, int sink_slot, int ring_slot, int exact_from, std::uint64_t id) {
+  Device& d = *device_;
+  d.asked.sink_slots[sequence] = sink_slot, d.asked.ring_slots[sequence] = ring_slot;
+  d.asked.exact_from[sequence] = exact_from, d.asked.ids[sequence] = id;
+  d.plan.sink_slots.put(d.asked.sink_slots), d.plan.ring_slots.put(d.asked.ring_slots);
+  d.plan.exact_from.put(d.asked.exact_from), d.plan.ids.put(d.asked.ids);
+}
+
 void WindowCache::capture() {
   Device& d = *device_;
   d.plan.resize(d.c.max_tokens);
@@ -337,12 +334,17 @@ StepCase WindowCache::asked() const { return device_->asked; }
 std::vector<std::byte> WindowCache::pages(int layer) const {
   return device_->pages[static_cast<std::size_t>(layer)].all();
 }
-std::vector<std::byte> WindowCache::windows(int layer) const {
-  return device_->windows[static_cast<std::size_t>(layer)].all();
+std::vector<std::byte> WindowCache::sinks(int layer) const {
+  return device_->sinks[static_cast<std::size_t>(layer)].all();
 }
+std::vector<std::byte> WindowCache::rings(int layer) const {
+  return device_->rings[static_cast<std::size_t>(layer)].all();
+}
+FaultRecord WindowCache::fault() const { return device_->plan.faults.all()[0]; }
 std::int64_t WindowCache::page_stride() const { return device_->page_stride; }
 PageLayout WindowCache::page_layout() const { return device_->page_layout; }
-WindowLayout WindowCache::window_layout() const { return device_->window_layout; }
+WindowLayout WindowCache::sink_layout() const { return device_->sink_layout; }
+WindowLayout WindowCache::ring_layout() const { return device_->ring_layout; }
 
 DecodeResult WindowCache::decoded(int layer) const {
   const Device& d = *device_;

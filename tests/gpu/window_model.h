@@ -13,43 +13,30 @@
 #include <array>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
-/// Expected contents of a cache with exact windows after steps, demotions (evictions) and tokens taken back, from the
-/// codec alone.
+/// Expected contents of a cache with exact windows after steps, hits and tokens taken back, from the codec alone.
 namespace kvq::test {
 
-/// The expected result of plan_step, from the definition of exact tokens alone: one position after the other.
+/// The expected result of plan_step, from the text of pages.md alone: one position after the other.
 inline StepResult expected_step(const StepCase& c) {
-  const auto exact = [&](int p, int length) { return p < c.sink_tokens || p >= length - c.recent_tokens; };
-  const auto page_slot = [&](std::size_t b, int p) {
-    return std::int64_t{c.page_tables[b][static_cast<std::size_t>(p / c.page_size)]} * c.page_size + p % c.page_size;
-  };
-  const auto window_row = [&](std::size_t b, int p) {
-    const int row = p < c.sink_tokens ? p : c.sink_rows() + (p - c.sink_tokens) % c.ring_rows;
-    return std::int64_t{c.window_slots[b]} * (c.sink_rows() + c.ring_rows) + row;
-  };
   StepResult r;
   const auto rows = static_cast<std::size_t>(c.num_tokens);
   r.slot_mapping.assign(rows, -1), r.window_mapping.assign(rows, -1);
   for (std::size_t b = 0; b < c.seq_lens.size(); ++b) {
-    const int first = c.token_indptr[b], n = c.token_indptr[b + 1] - first, length = c.seq_lens[b], before = length - n;
-    for (int p = 0; p < before; ++p)
-      if (exact(p, before) && !exact(p, length))
-        r.demote_from.push_back(window_row(b, p)), r.demote_to.push_back(page_slot(b, p));
-    for (int p = std::max(before, 0); p < length; ++p) {
-      const auto row = static_cast<std::size_t>(first + p - before);
-      if (!exact(p, length)) r.slot_mapping[row] = page_slot(b, p);
-      // The token may become exact again if the sequence gets shorter, by as much as the ring allows.
-      bool may_be_exact = exact(p, length);
-      if (c.recent_tokens > 0) may_be_exact |= exact(p, length - (c.ring_rows - c.recent_tokens));
-      if (may_be_exact) r.window_mapping[row] = window_row(b, p);
+    const int first = c.token_indptr[b], n = c.token_indptr[b + 1] - first, length = c.seq_lens[b];
+    for (int p = length - n; p < length; ++p) {
+      const auto row = static_cast<std::size_t>(first + p - (length - n));
+      r.slot_mapping[row] =
+          std::int64_t{c.page_tables[b][static_cast<std::size_t>(p / c.page_size)]} * c.page_size + p % c.page_size;
+      if (p < c.sink_tokens && c.sink_slots[b] >= 0)
+        r.window_mapping[row] = kSinkRow + std::int64_t{c.sink_slots[b]} * c.sink_rows() + p;
+      else if (c.ring_slots[b] >= 0 && p >= std::max(length - c.ring_rows, c.exact_from[b]))
+        r.window_mapping[row] = std::int64_t{c.ring_slots[b]} * c.ring_rows + p % c.ring_rows;
     }
   }
-  r.num_demotions = static_cast<int>(r.demote_from.size());
-  const int most = std::min(c.num_tokens, static_cast<int>(c.seq_lens.size()) * c.recent_tokens);
-  r.demote_from.resize(static_cast<std::size_t>(most), -1), r.demote_to.resize(static_cast<std::size_t>(most), -1);
   return r;
 }
 
@@ -58,20 +45,15 @@ inline std::string difference(const StepResult& expected, const StepResult& foun
   const auto first = [](const char* name, const auto& a, const auto& b) -> std::string {
     if (a.size() != b.size()) return std::string(name) + " has " + std::to_string(b.size()) + " entries";
     for (std::size_t i = 0; i < a.size(); ++i)
-      if (std::max<std::int64_t>(a[i], -1) != std::max<std::int64_t>(b[i], -1))
+      if (a[i] != b[i])
         return std::string(name) + "[" + std::to_string(i) + "]: expected " + std::to_string(a[i]) + ", found " +
                std::to_string(b[i]);
     return "";
   };
-  if (expected.num_demotions != found.num_demotions)
-    return "expected " + std::to_string(expected.num_demotions) + " demotions, found " +
-           std::to_string(found.num_demotions);
-  for (const std::string& line : {first("slot_mapping", expected.slot_mapping, found.slot_mapping),
-                                  first("window_mapping", expected.window_mapping, found.window_mapping),
-                                  first("demote_from", expected.demote_from, found.demote_from),
-                                  first("demote_to", expected.demote_to, found.demote_to)})
-    if (!line.empty()) return line;
-  return "";
+  if (found.fault.claimed != expected.fault.claimed || found.fault.code != expected.fault.code)
+    return "expected fault " + std::to_string(expected.fault.code) + ", found " + std::to_string(found.fault.code);
+  const std::string slots = first("slot_mapping", expected.slot_mapping, found.slot_mapping);
+  return slots.empty() ? first("window_mapping", expected.window_mapping, found.window_mapping) : slots;
 }
 
 /// Tokens with names from here on consist of the largest finite numbers, of both signs.
@@ -96,8 +78,11 @@ inline std::uint16_t bits_of(std::uint64_t token, int layer, int head, int side,
 /// Drives a cache and tracks its expected contents.
 class WindowModel {
  public:
-  WindowModel(const CacheCase& c, unsigned name_seed) : c_(c), cache_(c), next_(std::uint64_t{name_seed} << 20) {
+  WindowModel(const WindowCase& c, unsigned name_seed) : c_(c), cache_(c), next_(std::uint64_t{name_seed} << 20) {
     tokens_.resize(c.step.page_tables.size());
+    for (std::size_t b = 0; b < tokens_.size(); ++b)
+      slots_.push_back({c.step.sink_slots[b], c.step.ring_slots[b], c.step.exact_from[b]});
+    rings_used_ = {c.step.ring_slots.begin(), c.step.ring_slots.end()};
     for (const Side side : kSides) {
       const int dim = (side == Side::v ? c.write->v : c.write->k).head_dim;
       TensorPlan& plan = plans_[index(side)];
@@ -109,6 +94,15 @@ class WindowModel {
   int length(std::size_t b) const { return static_cast<int>(tokens_[b].size()); }
   WindowCache& cache() { return cache_; }
   void take_back(std::size_t b, int n) { tokens_[b].resize(tokens_[b].size() - static_cast<std::size_t>(n)); }
+  /// A sequence goes on as another one that begins with its pages: a hit in a prefix cache. Its new ring is poisoned.
+  /// @param sinks  it shares the sink slot, else it has none
+  void hit(std::size_t b, int ring_slot, bool sinks) {
+    slots_.at(b) = {sinks ? slots_[b].sink : -1, ring_slot, length(b)};
+    rings_used_.insert(ring_slot);
+    cache_.set_slots(b, slots_[b].sink, slots_[b].ring, slots_[b].exact_from, 5000 + next_);
+    for (Token& token : tokens_[b])
+      for (auto& [key, row] : token.rows) row.window.clear();  // pages and sinks stay, the ring is another one
+  }
   /// Names of the next tokens; equal names mean equal rows.
   std::uint64_t next() { return next_++; }
 
@@ -121,13 +115,10 @@ class WindowModel {
     step_named(names, tight);
   }
   void step_named(const std::vector<std::vector<std::uint64_t>>& names, bool tight = true) {
-    const int recent = c_.step.recent_tokens;
     std::vector<int> lengths, counts;
     std::vector<std::uint64_t> all;
     for (std::size_t b = 0; b < names.size(); ++b) {
       const int before = length(b), after = before + static_cast<int>(names[b].size());
-      for (int p = std::max(c_.step.sink_tokens, before - recent); p < std::min(before, after - recent); ++p)
-        tokens_[b][static_cast<std::size_t>(p)].demoted = true;
       for (const std::uint64_t name : names[b]) tokens_[b].push_back({.name = name, .rows = {}}), all.push_back(name);
       lengths.push_back(after), counts.push_back(static_cast<int>(names[b].size()));
     }
@@ -147,15 +138,16 @@ class WindowModel {
   std::string fault() {
     const std::string planned = difference(expected_step(cache_.asked()), cache_.planned());
     if (!planned.empty()) return planned;
+    if (cache_.fault().claimed) return "fault " + std::to_string(cache_.fault().code);
     for (int layer = 0; layer < c_.num_layers; ++layer) {
-      const std::vector<std::byte> pages = cache_.pages(layer), windows = cache_.windows(layer);
-      const std::string stray = written_elsewhere(pages, windows);
+      const Pools pools{cache_.pages(layer), cache_.sinks(layer), cache_.rings(layer)};
+      const std::string stray = written_elsewhere(pools);
       if (!stray.empty()) return stray;
       for (std::size_t b = 0; b < tokens_.size(); ++b)
         for (int p = 0; p < length(b); ++p)
           for (const Side side : kSides)
             for (int head = 0; head < c_.num_kv_heads; ++head) {
-              const std::string wrong = row_fault(pages, windows, layer, b, p, side, head);
+              const std::string wrong = row_fault(pools, layer, b, p, side, head);
               if (!wrong.empty())
                 return "layer " + std::to_string(layer) + " sequence " + std::to_string(b) + " of " +
                        std::to_string(length(b)) + " position " + std::to_string(p) + " head " + std::to_string(head) +
@@ -174,15 +166,16 @@ class WindowModel {
   std::vector<float> visible() const {
     std::vector<float> all;
     for (int layer = 0; layer < c_.num_layers; ++layer) {
-      const std::vector<std::byte> pages = cache_.pages(layer), windows = cache_.windows(layer);
+      const Pools pools{cache_.pages(layer), cache_.sinks(layer), cache_.rings(layer)};
       for (std::size_t b = 0; b < tokens_.size(); ++b)
         for (int p = 0; p < length(b); ++p)
           for (const Side side : kSides)
             for (int head = 0; head < c_.num_kv_heads; ++head) {
-              const Found found = find(pages, windows, b, p, side, head);
-              all.insert(all.end(), found.row.begin(), found.row.end());
-              all.insert(all.end(), found.codes.begin(), found.codes.end());
-              all.insert(all.end(), found.numbers.begin(), found.numbers.end());
+              for (const Found& found : {find_coded(pools, b, p, side, head), find_exact(pools, b, p, side, head)}) {
+                all.insert(all.end(), found.row.begin(), found.row.end());
+                all.insert(all.end(), found.codes.begin(), found.codes.end());
+                all.insert(all.end(), found.numbers.begin(), found.numbers.end());
+              }
             }
       if (!c_.decode) continue;
       const DecodeResult result = cache_.decoded(layer);
@@ -193,14 +186,12 @@ class WindowModel {
 
   int codes() const { return codes_; }
   int differing() const { return differing_; }
-  int seen_demoted() const { return seen_demoted_; }
-  int seen_direct() const { return seen_direct_; }
+  int seen_exact() const { return seen_exact_; }
 
  private:
   /// A token of a sequence, and the expected contents of its rows.
   struct Token {
     std::uint64_t name = 0;
-    bool demoted = false;  ///< it was quantized from its exact rows in the window
     /// By layer, side, head.
     struct Row {
       std::vector<float> rotated;  ///< x_rot
@@ -208,11 +199,13 @@ class WindowModel {
       std::vector<float> window;   ///< row that was found in the windows
       std::vector<std::uint8_t> codes;
       std::vector<float> numbers;
-      bool from_window = false;  ///< what the codes are made of
     };
     std::map<std::array<int, 3>, Row> rows;
   };
 
+  struct Pools {
+    std::vector<std::byte> pages, sinks, rings;
+  };
   struct Found {
     std::vector<float> row;  ///< exact rows, of windows or pages
     std::vector<std::uint8_t> codes;
@@ -224,27 +217,41 @@ class WindowModel {
   float rounding(const Token::Row& row) const {
     return c_.inverse.empty() ? 0.0f : static_cast<float>(0x1p-16 * row.size);
   }
-  bool exact(std::size_t b, int p) const { return p < c_.step.sink_tokens || p >= length(b) - c_.step.recent_tokens; }
-  Found find(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows, std::size_t b, int p,
-             Side which, int head) const {
+  /// Where a position's exact row is to be found: the text of pages.md.
+  enum class Source { sinks, ring, pages };
+  Source source_of(std::size_t b, int p) const {
+    const Slots& s = slots_[b];
+    if (p < c_.step.sink_tokens && s.sink >= 0) return Source::sinks;
+    const bool recent =
+        c_.step.recent_tokens > 0 && s.ring >= 0 && p >= std::max(length(b) - c_.step.recent_tokens, s.exact_from);
+    return recent ? Source::ring : Source::pages;
+  }
+  /// The exact row of a position; empty if it has none.
+  Found find_exact(const Pools& pools, std::size_t b, int p, Side which, int head) const {
+    const Source source = source_of(b, p);
+    Found found;
+    if (source == Source::pages) return found;
+    const bool sink = source == Source::sinks;
+    const WindowLayout layout = sink ? cache_.sink_layout() : cache_.ring_layout();
+    const auto bytes = static_cast<std::size_t>(layout.slot_bytes()),
+               slot = static_cast<std::size_t>(sink ? slots_[b].sink : slots_[b].ring);
+    found.row.resize(static_cast<std::size_t>((which == Side::v ? c_.write->v : c_.write->k).head_dim));
+    load_window_row(layout, which, head, p % layout.rows,
+                    std::span(sink ? pools.sinks : pools.rings).subspan(slot * bytes, bytes), found.row);
+    return found;
+  }
+  /// A position's row in its page.
+  Found find_coded(const Pools& pools, std::size_t b, int p, Side which, int head) const {
     const bool v = which == Side::v;
     const TileSide& side = v ? c_.write->v : c_.write->k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
     Found found;
-    if (exact(b, p)) {
-      const WindowLayout layout = cache_.window_layout();
-      const auto bytes = static_cast<std::size_t>(layout.slot_bytes());
-      found.row.resize(dim);
-      load_window_row(layout, which, head, layout.row(p, c_.step.sink_tokens),
-                      std::span(windows).subspan(static_cast<std::size_t>(c_.step.window_slots[b]) * bytes, bytes),
-                      found.row);
-      return found;
-    }
     const PageLayout layout = cache_.page_layout();
     const int page = c_.step.page_tables[b][static_cast<std::size_t>(p / c_.step.page_size)],
               slot = p % c_.step.page_size;
-    const auto bytes = std::span(pages).subspan(static_cast<std::size_t>(page * cache_.page_stride()),
-                                                static_cast<std::size_t>(layout.page_bytes()));
+    const auto bytes = std::span(pools.pages)
+                           .subspan(static_cast<std::size_t>(page * cache_.page_stride()),
+                                    static_cast<std::size_t>(layout.page_bytes()));
     if (side.exact()) {
       found.row.resize(dim);
       load_page_row(layout, which, head, slot, bytes, found.row);
@@ -256,13 +263,11 @@ class WindowModel {
     return found;
   }
 
-  std::string row_fault(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows, int layer,
-                        std::size_t b, int p, Side which, int head) {
+  std::string row_fault(const Pools& pools, int layer, std::size_t b, int p, Side which, int head) {
     const bool v = which == Side::v;
     const TileSide& side = v ? c_.write->v : c_.write->k;
     const auto dim = static_cast<std::size_t>(side.head_dim);
     Token& token = tokens_[b][static_cast<std::size_t>(p)];
-    const Found found = find(pages, windows, b, p, which, head);
     Token::Row& known = token.rows[{layer, v, head}];
     if (known.rotated.empty()) {
       std::vector<float> x(dim);
@@ -273,29 +278,25 @@ class WindowModel {
       rotate_row(plans_[index(which)], head, x, known.rotated);
       known.size = term_size(plans_[index(which)].rotation, head, x, known.rotated);
     }
-    if (!found.row.empty()) {
-      // The codec sums in another order, so that a rotated row may be rounded to the other neighboring number.
-      const float tolerance = rotated() ? 1.0f / 128.0f : 0.0f, floor = rotated() ? 1e-4f + rounding(known) : 0.0f;
-      for (std::size_t i = 0; i < dim; ++i) {
-        const float expected = bf16_to_float(float_to_bf16(known.rotated[i]));
-        if (!(std::abs(found.row[i] - expected) <= tolerance * std::abs(expected) + floor))
-          return "channel " + std::to_string(i) + ": expected " + std::to_string(expected) + ", found " +
-                 std::to_string(found.row[i]);
-      }
-      if (!known.window.empty() && known.window != found.row) return "an exact row changed";
-      known.window = found.row;
-      return "";
+    const Found exact = find_exact(pools, b, p, which, head), found = find_coded(pools, b, p, which, head);
+    for (const Found* one : {&exact, &found}) {
+      if (one->row.empty()) continue;
+      const std::string wrong = exact_fault(known, one->row);
+      if (!wrong.empty()) return wrong;
     }
-    (token.demoted ? seen_demoted_ : seen_direct_) += 1;
-    if (token.demoted && known.window.empty()) return "demoted, but never seen in the windows";
-    if (known.codes.empty() || known.from_window != token.demoted) {
-      known.from_window = token.demoted, known.codes.resize(dim), known.numbers.resize(found.numbers.size());
-      codecs_[index(which)][static_cast<std::size_t>(head)].encode(token.demoted ? known.window : known.rotated,
-                                                                   known.codes, known.numbers);
+    if (!exact.row.empty()) {
+      ++seen_exact_;
+      if (!known.window.empty() && known.window != exact.row) return "an exact row changed";
+      known.window = exact.row;
+    }
+    if (found.codes.empty()) return "";
+    if (known.codes.empty()) {
+      known.codes.resize(dim), known.numbers.resize(found.numbers.size());
+      codecs_[index(which)][static_cast<std::size_t>(head)].encode(known.rotated, known.codes, known.numbers);
     }
     const auto& codes = known.codes;
     const auto& numbers = known.numbers;
-    const bool same = token.demoted || !rotated();
+    const bool same = !rotated();
     for (std::size_t i = 0; i < dim; ++i) {
       if (same && codes[i] != found.codes[i])
         return "code " + std::to_string(i) + ": expected " + std::to_string(codes[i]) + ", found " +
@@ -312,34 +313,59 @@ class WindowModel {
     return "";
   }
 
-  /// Checks that pages and window slots of no sequence, and bytes between pages, keep their values.
-  std::string written_elsewhere(const std::vector<std::byte>& pages, const std::vector<std::byte>& windows) const {
-    std::vector<bool> used(static_cast<std::size_t>(c_.num_pages));
+  /// Compares an exact row with x_rot. The codec sums in another order, so that a rotated row may be rounded to the
+  /// other neighboring number.
+  std::string exact_fault(const Token::Row& known, const std::vector<float>& found) const {
+    const float tolerance = rotated() ? 1.0f / 128.0f : 0.0f, floor = rotated() ? 1e-4f + rounding(known) : 0.0f;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const float expected = bf16_to_float(float_to_bf16(known.rotated[i]));
+      if (!(std::abs(found[i] - expected) <= tolerance * std::abs(expected) + floor) &&
+          !(std::isnan(expected) && std::isnan(found[i])))
+        return "channel " + std::to_string(i) + ": expected " + std::to_string(expected) + ", found " +
+               std::to_string(found[i]);
+    }
+    return "";
+  }
+
+  /// Checks that pages and slots of no sequence, and bytes between pages, keep their values.
+  std::string written_elsewhere(const Pools& pools) const {
+    std::vector<bool> used(static_cast<std::size_t>(c_.step.num_pages));
     for (const auto& table : c_.step.page_tables)
       for (const int page : table) used[static_cast<std::size_t>(page)] = true;
     const auto untouched = [](auto begin, auto end) {
       return std::all_of(begin, end, [](std::byte x) { return x == std::byte{0xFF}; });
     };
-    for (int page = 0; page < c_.num_pages; ++page) {
-      const auto begin = pages.begin() + page * cache_.page_stride();
+    for (int page = 0; page < c_.step.num_pages; ++page) {
+      const auto begin = pools.pages.begin() + page * cache_.page_stride();
       const auto first = used[static_cast<std::size_t>(page)] ? begin + cache_.page_layout().page_bytes() : begin;
       if (!untouched(first, begin + cache_.page_stride())) return "page " + std::to_string(page) + " was written to";
     }
-    const std::int64_t slot_bytes = cache_.window_layout().slot_bytes();
-    for (int slot = 0; slot < c_.num_window_slots; ++slot)
-      if (std::count(c_.step.window_slots.begin(), c_.step.window_slots.end(), slot) == 0 &&
-          !untouched(windows.begin() + slot * slot_bytes, windows.begin() + (slot + 1) * slot_bytes))
-        return "window slot " + std::to_string(slot) + " was written to";
-    return "";
+    const auto slots_fault = [&](const char* name, const std::vector<std::byte>& pool, const WindowLayout& layout,
+                                 const std::set<int>& taken) -> std::string {
+      for (int slot = 0; slot < c_.step.num_slots; ++slot)
+        if (!taken.count(slot) &&
+            !untouched(pool.begin() + slot * layout.slot_bytes(), pool.begin() + (slot + 1) * layout.slot_bytes()))
+          return std::string(name) + " slot " + std::to_string(slot) + " was written to";
+      return "";
+    };
+    const std::set<int> sinks(c_.step.sink_slots.begin(), c_.step.sink_slots.end());
+    const std::string wrong = slots_fault("sink", pools.sinks, cache_.sink_layout(), sinks);
+    return wrong.empty() ? slots_fault("ring", pools.rings, cache_.ring_layout(), rings_used_) : wrong;
   }
 
-  CacheCase c_;
+  /// Of a sequence.
+  struct Slots {
+    int sink = -1, ring = -1, exact_from = 0;
+  };
+  WindowCase c_;
   WindowCache cache_;
   std::uint64_t next_;
   std::vector<std::vector<Token>> tokens_;
   TensorPlan plans_[2];
   std::vector<RowCodec> codecs_[2];
-  int codes_ = 0, differing_ = 0, seen_demoted_ = 0, seen_direct_ = 0;
+  std::vector<Slots> slots_;
+  std::set<int> rings_used_;
+  int codes_ = 0, differing_ = 0, seen_exact_ = 0;
 };
 
 }  // namespace kvq::test

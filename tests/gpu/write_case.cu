@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <stdexcept>
 #include <variant>
 
@@ -142,8 +143,9 @@ std::vector<std::byte> run_write_case(const WriteVariant& variant, const WriteCa
   p.num_tokens = c.num_tokens, p.num_kv_heads = c.num_kv_heads;
   p.k = k.side(c.num_kv_heads), p.v = v.side(c.num_kv_heads);
   p.slot_mapping = slots.get(), p.pages = pages.get();
-  p.page_shift = c.page_size == 64 ? 6 : c.page_size == 32 ? 5 : 4;
+  p.page_shift = std::countr_zero(static_cast<unsigned>(c.page_size));
   p.page_stride = static_cast<std::int64_t>(before.size()) / c.num_pages;
+  p.extents.num_pages = c.num_pages;
   WriteLaunch launch;
   Status status = check_write(variant, p);
   if (status.ok()) status = variant.plan(launch);

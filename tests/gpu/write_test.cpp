@@ -229,26 +229,41 @@ TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far a
   }
 }
 
-TEST_CASE("Rows of NaNs and infinities end, and change no other row", "[runtime][gpu][emulated]") {
+/// Rows of NaNs and infinities, among others.
+WriteCase spoilt_case(const WriteVariant& variant, bool hard) {
+  WriteCase c = random_case(variant, 96, 2, 32, 26, hard);
+  const auto spoil = [&](std::vector<std::uint16_t>& rows, int dim) {
+    const auto token = static_cast<std::size_t>(c.num_kv_heads * dim);
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::size_t kind = i / token % 5, channel = i % static_cast<std::size_t>(dim);
+      if (kind == 1) rows[i] = 0x7FFF;                            // NaNs
+      if (kind == 2 && channel == 7) rows[i] = 0xFFFF;            // one of them
+      if (kind == 3) rows[i] = variant.bf16 ? 0x7F80u : 0x7C00u;  // infinities
+      if (kind == 4 && channel % 9 == 0) rows[i] = variant.bf16 ? 0xFF80u : 0xFC00u;
+    }
+  };
+  spoil(c.k, variant.k.head_dim), spoil(c.v, variant.v.head_dim);
+  return c;
+}
+
+TEST_CASE("Rows of NaNs and infinities are poisoned, and change no other row", "[runtime][gpu][emulated]") {
   const bool clips = GENERATE(false, true);
   for (const WriteVariant* variant : write_variants()) {
     CAPTURE(variant->name, clips);
-    WriteCase c = random_case(*variant, 96, 2, 32, 26, true);
+    WriteCase c = spoilt_case(*variant, true);
     if (clips) c.clip_k = {0.96, 0.5}, c.clip_v = {0.001, 0.985};
-    const auto spoil = [&](std::vector<std::uint16_t>& rows, int dim) {
-      const auto token = static_cast<std::size_t>(c.num_kv_heads * dim);
-      for (std::size_t i = 0; i < rows.size(); ++i) {
-        const std::size_t kind = i / token % 5, channel = i % static_cast<std::size_t>(dim);
-        if (kind == 1) rows[i] = 0x7FFF;                             // NaNs
-        if (kind == 2 && channel == 7) rows[i] = 0xFFFF;             // one of them
-        if (kind == 3) rows[i] = variant->bf16 ? 0x7F80u : 0x7C00u;  // infinities
-        if (kind == 4 && channel % 9 == 0) rows[i] = variant->bf16 ? 0xFF80u : 0xFC00u;
-      }
-    };
-    spoil(c.k, variant->k.head_dim), spoil(c.v, variant->v.head_dim);
-    for (std::size_t i = 0; i < c.slot_mapping.size(); ++i)
-      if (i % 5 != 0) c.slot_mapping[i] = -1;  // quantized together with the others, but not stored
     CHECK(compare_bytes(*variant, c).where == "");
+  }
+}
+
+TEST_CASE("So are rotated rows", "[runtime][gpu][emulated]") {
+  const bool clips = GENERATE(false, true);
+  for (const WriteVariant* variant : write_variants()) {
+    CAPTURE(variant->name, clips);
+    WriteCase c = spoilt_case(*variant, false);
+    c.order_k = variant->k.head_dim & -variant->k.head_dim, c.order_v = 16;
+    if (clips) c.clip_k = {0.96, 0.5}, c.clip_v = {0.9, 0.985};
+    check_rotated(compare_codes(*variant, c, 0x1p-19));
   }
 }
 

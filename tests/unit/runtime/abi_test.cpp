@@ -2,13 +2,14 @@
 #include <kvq/runtime/api/handles.h>
 #include <kvq/runtime.hpp>
 
-#include "support/served_artifact.h"
-#include "support/temp_folder.h"
+#include "support/container_edit.h"
 
 #include <catch2/catch.hpp>
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <regex>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-/// A structure of this library, and the same structure of a newer header.
+/// A structure of this library that has grown by `b` and `c`, and the same structure of a newer header.
 struct Known {
   std::size_t struct_size;
   std::int64_t a;
@@ -31,27 +32,153 @@ struct Newer {
 
 }  // namespace
 
-TEST_CASE("Structures of the interface have the sizes that callers were compiled with", "[runtime]") {
-  // Changing a size breaks callers. Append fields instead, and keep these lines, which are the sizes of version 1.0.
-  CHECK(sizeof(kvq_error) == 1032);
-  CHECK(sizeof(kvq_layer_geometry) == 48);
-  CHECK(sizeof(kvq_model_options) == 64);
-  CHECK(sizeof(kvq_layer_pools) == 32);
-  CHECK(sizeof(kvq_step_args) == 96);
-  CHECK(sizeof(kvq_write_args) == 64);
-  CHECK(sizeof(kvq_decode_args) == 120);
-  CHECK(sizeof(kvq_selftest_layer) == 320);
-  CHECK(sizeof(kvq_fold_values_args) == 48);
-  CHECK(sizeof(kvq_fold_error) == 40);
-  CHECK(sizeof(kvq_fold_keys_args) == 48);
-  CHECK(sizeof(kvq_fold_key_scales_args) == 64);
-  CHECK(offsetof(kvq_layer_info, k_scales) == 128);
-  CHECK(offsetof(kvq_decode_args, workspace) == 104);
-  CHECK(static_cast<int>(KVQ_INTERNAL) == static_cast<int>(StatusCode::internal));
-  CHECK(static_cast<int>(KVQ_CUDA) == static_cast<int>(StatusCode::cuda));
+template <>
+inline constexpr std::size_t abi::kFirstSize<Known> = offsetof(Known, b);
+
+namespace {
+
+/// The structure of a caller that was compiled with the first header: it ends where the library's grew, and what lies
+/// behind it is not the caller's to give.
+struct FirstCaller {
+  std::size_t struct_size = offsetof(Known, b);
+  std::int64_t a = 7;
+  std::int64_t behind = 0x5A5A5A5A5A5A5A5A;
+  Known* as_known() { return reinterpret_cast<Known*>(this); }
+};
+
+std::string source(const char* path) { return test::file_bytes(std::string(KVQ_SOURCE_DIR) + path); }
+
+/// First group of each match, mapped to the second one (or to nothing).
+std::map<std::string, std::string> matches(const std::string& text, const std::string& pattern) {
+  std::map<std::string, std::string> found;
+  const std::regex regex(pattern);
+  for (std::sregex_iterator at(text.begin(), text.end(), regex), end; at != end; ++at)
+    found[(*at)[1].str()] = at->size() > 2 ? (*at)[2].str() : "";
+  return found;
 }
 
-TEST_CASE("Older structures are completed with zeros, newer ones taken if what is unknown is zero", "[runtime]") {
+}  // namespace
+
+TEST_CASE("Structures of the interface have the sizes that callers were compiled with", "[runtime]") {
+  // Changing a size breaks callers. Append fields instead, and keep these lines, which are the first sizes of ABI 300.
+  const auto check = [](const char* name, std::size_t first, std::size_t frozen, std::size_t size) {
+    INFO(name);
+    CHECK(first == frozen);
+    CHECK(size >= frozen);
+  };
+#define KVQ_CHECK_SIZE(type, bytes) check(#type, abi::kFirstSize<type>, bytes, sizeof(type))
+  KVQ_CHECK_SIZE(kvq_error, 1032);
+  KVQ_CHECK_SIZE(kvq_kernel_info, 24);
+  KVQ_CHECK_SIZE(kvq_layer_geometry, 48);
+  KVQ_CHECK_SIZE(kvq_model_options, 64);
+  KVQ_CHECK_SIZE(kvq_model_info, 72);
+  KVQ_CHECK_SIZE(kvq_layer_info, 144);
+  KVQ_CHECK_SIZE(kvq_fold_values_args, 48);
+  KVQ_CHECK_SIZE(kvq_fold_error, 40);
+  KVQ_CHECK_SIZE(kvq_fold_keys_args, 48);
+  KVQ_CHECK_SIZE(kvq_fold_key_scales_args, 64);
+  KVQ_CHECK_SIZE(kvq_layer_pools, 40);
+  KVQ_CHECK_SIZE(kvq_cache_options, 24);
+  KVQ_CHECK_SIZE(kvq_sequences, 80);
+  KVQ_CHECK_SIZE(kvq_step_args, 48);
+  KVQ_CHECK_SIZE(kvq_fault, 32);
+  KVQ_CHECK_SIZE(kvq_copy_args, 48);
+  KVQ_CHECK_SIZE(kvq_write_options, 16);
+  KVQ_CHECK_SIZE(kvq_write_args, 64);
+  KVQ_CHECK_SIZE(kvq_decode_options, 16);
+  KVQ_CHECK_SIZE(kvq_decode_args, 88);
+  KVQ_CHECK_SIZE(kvq_prefill_options, 32);
+  KVQ_CHECK_SIZE(kvq_prefill_args, 144);
+  KVQ_CHECK_SIZE(kvq_dequantize_args, 80);
+  KVQ_CHECK_SIZE(kvq_selftest_layer, 320);
+#undef KVQ_CHECK_SIZE
+  CHECK(offsetof(kvq_layer_info, ring_slot_bytes) == 104);
+  CHECK(offsetof(kvq_layer_info, k_scales) == 136);
+  CHECK(offsetof(kvq_sequences, sequence_ids) == 72);
+  CHECK(offsetof(kvq_decode_args, workspace) == 72);
+  CHECK(offsetof(kvq_copy_args, sequence_ids) == 40);
+}
+
+TEST_CASE("Every structure that has a size has a first size", "[runtime]") {
+  const std::map<std::string, std::string> declared =
+      matches(source("/lib/kvq/runtime.h"), "typedef struct (kvq_\\w+) \\{\\s*size_t struct_size;");
+  const std::map<std::string, std::string> sized =
+      matches(source("/lib/kvq/runtime/api/struct_sizes.h"), "KVQ_FIRST_SIZE\\((kvq_\\w+), (\\d+)\\)");
+  const std::map<std::string, std::string> tested =
+      matches(source("/tests/unit/runtime/abi_test.cpp"), "KVQ_CHECK_SIZE\\((kvq_\\w+), (\\d+)\\)");
+  CHECK(declared.size() == 24);
+  CHECK(sized == tested);
+  for (const auto& [name, nothing] : declared) {
+    INFO(name);
+    CHECK(sized.count(name) == 1);
+  }
+  for (const auto& [name, bytes] : sized) {
+    INFO(name << ", " << bytes << " bytes");
+    CHECK(declared.count(name) == 1);
+  }
+}
+
+TEST_CASE("Numbers of statuses and faults are those that kernels and checks use", "[runtime]") {
+  CHECK(static_cast<int>(KVQ_INTERNAL) == static_cast<int>(StatusCode::internal));
+  CHECK(static_cast<int>(KVQ_CUDA) == static_cast<int>(StatusCode::cuda));
+  const auto check = [](kvq_fault_code of_interface, FaultCode of_kernels) {
+    CAPTURE(static_cast<int>(of_interface));
+    CHECK(static_cast<std::int32_t>(of_interface) == static_cast<std::int32_t>(of_kernels));
+  };
+  check(KVQ_FAULT_NONE, FaultCode::none);
+  check(KVQ_FAULT_LENGTH, FaultCode::length);
+  check(KVQ_FAULT_PAGE, FaultCode::page);
+  check(KVQ_FAULT_SINK_SLOT, FaultCode::sink_slot);
+  check(KVQ_FAULT_RING_SLOT, FaultCode::ring_slot);
+  check(KVQ_FAULT_FOREIGN_RING, FaultCode::foreign_ring);
+  check(KVQ_FAULT_ROLLBACK, FaultCode::rollback);
+  check(KVQ_FAULT_NEW_TOKENS, FaultCode::new_tokens);
+  check(KVQ_FAULT_PREFIX, FaultCode::prefix);
+  check(KVQ_FAULT_PLAN, FaultCode::plan);
+  check(KVQ_FAULT_SLOT_MAPPING, FaultCode::slot_mapping);
+  check(KVQ_FAULT_WINDOW_ROW, FaultCode::window_row);
+  check(KVQ_FAULT_OUTPUT_ROWS, FaultCode::output_rows);
+  CHECK_FALSE(Fault{});
+  CHECK(Fault{FaultCode::length});
+}
+
+TEST_CASE("A caller of the first header is understood by a library whose structure has grown", "[runtime]") {
+  FirstCaller caller;
+  Known known;
+  REQUIRE(abi::read_struct(caller.as_known(), known, "x").ok());
+  CHECK(known.struct_size == sizeof(Known));
+  CHECK(known.a == 7);
+  CHECK((known.b == 0 && known.c == 0));
+
+  const Known full{sizeof(Known), 1, 2, 3};
+  REQUIRE(abi::write_struct(full, caller.as_known(), "x").ok());
+  CHECK(caller.struct_size == offsetof(Known, b));
+  CHECK(caller.a == 1);
+  CHECK(caller.behind == 0x5A5A5A5A5A5A5A5A);
+
+  for (const std::size_t size : {std::size_t{0}, std::size_t{8}, offsetof(Known, b) - 1}) {
+    CAPTURE(size);
+    caller = {.struct_size = size};
+    const std::string expected = "x: struct_size is " + std::to_string(size) + ", expected 16 or more: use KVQ_INIT";
+    for (const Status& status :
+         {abi::read_struct(caller.as_known(), known, "x"), abi::write_struct(full, caller.as_known(), "x")}) {
+      CHECK(status.code() == StatusCode::invalid_argument);
+      CHECK(std::string(status.message()) == expected);
+    }
+    CHECK(caller.a == 7);
+  }
+}
+
+TEST_CASE("A caller between the first header and this one gives the fields that it has", "[runtime]") {
+  Known caller{offsetof(Known, c), 7, 8, 9}, known;
+  REQUIRE(abi::read_struct(&caller, known, "x").ok());
+  CHECK((known.a == 7 && known.b == 8 && known.c == 0));
+  const Known full{sizeof(Known), 1, 2, 3};
+  REQUIRE(abi::write_struct(full, &caller, "x").ok());
+  CHECK((caller.struct_size == offsetof(Known, c) && caller.a == 1 && caller.b == 2 && caller.c == 9));
+}
+
+TEST_CASE("Structures of newer callers are taken if what is unknown is zero", "[runtime]") {
   Newer newer{{sizeof(Newer), 1, 2, 3}, 0};
   Known known;
   REQUIRE(abi::read_struct(&newer.known, known, "x").ok());
@@ -61,30 +188,16 @@ TEST_CASE("Older structures are completed with zeros, newer ones taken if what i
   const Status unknown = abi::read_struct(&newer.known, known, "x");
   CHECK(unknown.code() == StatusCode::unsupported);
   CHECK_THAT(unknown.message(), Contains("x: fields behind byte 24 are set"));
-
-  Known older{offsetof(Known, b), 7, 8, 9};
-  REQUIRE(abi::read_struct(&older, known, "x", offsetof(Known, b)).ok());
-  CHECK(known.a == 7);
-  CHECK(known.b == 0);
-  CHECK_THAT(abi::read_struct(&older, known, "x").message(), Contains("struct_size is 16, expected 24 or more"));
-  older.struct_size = 0;
-  CHECK(abi::read_struct(&older, known, "x", offsetof(Known, b)).code() == StatusCode::invalid_argument);
-  older.struct_size = std::size_t{1} << 40;
-  CHECK(abi::read_struct(&older, known, "x").code() == StatusCode::invalid_argument);
+  newer.known.struct_size = std::size_t{1} << 40;
+  CHECK(abi::read_struct(&newer.known, known, "x").code() == StatusCode::invalid_argument);
   CHECK_THAT(abi::read_struct<Known>(nullptr, known, "x").message(), Contains("x must not be null"));
-}
 
-TEST_CASE("Results go as far as the caller's structure does", "[runtime]") {
-  const Known full{sizeof(Known), 1, 2, 3};
-  Newer newer{{sizeof(Newer), 0, 0, 0}, 5};
-  REQUIRE(abi::write_struct(full, &newer.known, "x").ok());
+  newer = {{sizeof(Newer), 0, 0, 0}, 5};
+  REQUIRE(abi::write_struct(Known{sizeof(Known), 1, 2, 3}, &newer.known, "x").ok());
   CHECK(newer.known.struct_size == sizeof(Newer));
   CHECK(newer.known.c == 3);
   CHECK(newer.d == 5);
-  Known older{offsetof(Known, b), 0, 8, 9};
-  REQUIRE(abi::write_struct(full, &older, "x", offsetof(Known, b)).ok());
-  CHECK(older.a == 1);
-  CHECK(older.b == 8);
+  CHECK_THAT(abi::write_struct<Known>(known, nullptr, "x").message(), Contains("x must not be null"));
 }
 
 TEST_CASE("Exceptions become statuses with their words, cut to the caller's room", "[runtime]") {
@@ -115,15 +228,21 @@ TEST_CASE("Version, words for statuses and names of kernels need no device", "[r
   std::set<std::string> words;
   for (int code = 0; code <= KVQ_INTERNAL; ++code) CHECK(words.insert(kvq_status_string(code)).second);
   CHECK(std::string(kvq_status_string(99)) == "unknown status");
-  for (const kvq_kernel kernel :
-       {KVQ_KERNEL_DECODE, KVQ_KERNEL_WRITE, KVQ_KERNEL_DEMOTE, KVQ_KERNEL_DEQUANTIZE, KVQ_KERNEL_PREFILL}) {
+  words.clear();
+  for (int code = 0; code <= KVQ_FAULT_OUTPUT_ROWS; ++code) CHECK(words.insert(kvq_fault_string(code)).second);
+  CHECK(words.count("unknown fault") == 0);
+  CHECK(std::string(kvq_fault_string(KVQ_FAULT_PAGE)) == "page");
+  CHECK(std::string(kvq_fault_string(KVQ_FAULT_FOREIGN_RING)) == "foreign ring");
+  for (const std::int32_t code : {-1, KVQ_FAULT_OUTPUT_ROWS + 1, 1 << 30})
+    CHECK(std::string(kvq_fault_string(code)) == "unknown fault");
+  for (const kvq_kernel kernel : {KVQ_KERNEL_DECODE, KVQ_KERNEL_WRITE, KVQ_KERNEL_DEQUANTIZE, KVQ_KERNEL_PREFILL}) {
     int count = 0;
     while (kvq_kernel_name(kernel, count)) ++count;
     CHECK(count >= 4);
     CHECK(kvq_kernel_name(kernel, -1) == nullptr);
   }
   CHECK(std::string(kvq_kernel_name(KVQ_KERNEL_DECODE, 0)) == "decode_d128_u2g128_u2g128_h4_bf16");
-  CHECK(kvq_kernel_name(9, 0) == nullptr);
+  for (const std::int32_t kernel : {-1, KVQ_KERNEL_PREFILL + 1, 9}) CHECK(kvq_kernel_name(kernel, 0) == nullptr);
 }
 
 TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runtime]") {
@@ -145,18 +264,18 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   std::size_t bytes = 0;
   refused(kvq_model_device_bytes(nullptr, &bytes, &error), "model");
   refused(kvq_model_upload(nullptr, nullptr, 0, nullptr, nullptr, &error), "model");
-  refused(kvq_cache_device_bytes(nullptr, &bytes, &error), "device_model");
-  refused(kvq_cache_create(nullptr, nullptr, 0, nullptr, 0, nullptr, nullptr, &error), "device_model");
-  refused(kvq_step_plan_create(nullptr, nullptr, nullptr, &error), "device_model");
-  refused(kvq_step_workspace_bytes(nullptr, &bytes, &error), "plan");
-  refused(kvq_step_run(nullptr, nullptr, nullptr, nullptr, &error), "plan");
-  refused(kvq_write_plan_create(nullptr, 0, nullptr, &error), "model");
+  refused(kvq_cache_device_bytes(nullptr, nullptr, &bytes, &error), "device_model");
+  refused(kvq_cache_create(nullptr, nullptr, nullptr, 0, nullptr, 0, nullptr, nullptr, &error), "device_model");
+  refused(kvq_step_run(nullptr, nullptr, nullptr, &error), "args");
+  refused(kvq_fault_query(nullptr, nullptr, nullptr, &error), "cache");
+  refused(kvq_copy_bytes(nullptr, KVQ_COPY_PAGES, &bytes, &error), "cache");
+  refused(kvq_copy_run(nullptr, nullptr, nullptr, &error), "args");
+  refused(kvq_write_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_write_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_write_plan_kernel(nullptr, nullptr, &error), "plan");
   refused(kvq_decode_plan_kernel(nullptr, nullptr, &error), "plan");
   refused(kvq_prefill_plan_kernel(nullptr, nullptr, &error), "plan");
   refused(kvq_dequantize_plan_kernel(nullptr, nullptr, &error), "plan");
-  refused(kvq_cache_demote_kernel(nullptr, 0, nullptr, &error), "cache");
   refused(kvq_decode_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_decode_workspace_bytes(nullptr, &bytes, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
@@ -177,10 +296,30 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   const kvq_decode_plan decode;
   auto decode_args = runtime::init<kvq_decode_args>();
   refused(kvq_decode_run(&decode, nullptr, 0, &decode_args, nullptr, &error), "cache");
-  const kvq_step_plan step;
   auto step_args = runtime::init<kvq_step_args>();
-  refused(kvq_step_run(&step, nullptr, &step_args, nullptr, &error), "cache");
+  refused(kvq_step_run(nullptr, &step_args, nullptr, &error), "cache");
+  auto copy_args = runtime::init<kvq_copy_args>();
+  refused(kvq_copy_run(nullptr, &copy_args, nullptr, &error), "cache");
+  const kvq_cache cache;
+  refused(kvq_copy_bytes(&cache, KVQ_COPY_PAGES, nullptr, &error), "bytes");
   kvq_model_destroy(nullptr), kvq_device_model_destroy(nullptr), kvq_cache_destroy(nullptr);
-  kvq_step_plan_destroy(nullptr), kvq_write_plan_destroy(nullptr), kvq_decode_plan_destroy(nullptr);
+  kvq_write_plan_destroy(nullptr), kvq_decode_plan_destroy(nullptr);
   kvq_prefill_plan_destroy(nullptr), kvq_dequantize_plan_destroy(nullptr);
+}
+
+TEST_CASE("A kind of copies that does not exist is refused", "[runtime]") {
+  const kvq_cache cache;
+  std::size_t bytes = 5;
+  for (const std::int32_t kind : {-1, 3, 1 << 30}) {
+    CAPTURE(kind);
+    kvq_error error = runtime::init<kvq_error>();
+    const std::string expected = "copy: kind: expected a kvq_copy_kind, found " + std::to_string(kind);
+    CHECK(kvq_copy_bytes(&cache, kind, &bytes, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(std::string(error.message) == expected);
+    auto args = runtime::init<kvq_copy_args>();
+    args.kind = kind;
+    CHECK(kvq_copy_run(&cache, &args, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(std::string(error.message) == expected);
+  }
+  CHECK(bytes == 5);
 }

@@ -24,11 +24,12 @@ DecodeParams good() {
   DecodeParams p;
   p.cache.batch = 2, p.num_q_heads = 8, p.cache.num_kv_heads = 2, p.softmax_scale = 0.1f;
   p.q = memory, p.out = memory, p.q_stride = p.out_stride = 8 * 128;
-  p.cache.seq_lens = p.cache.page_table = p.cache.window_slots = numbers;
-  p.cache.pages = p.cache.windows = memory, p.cache.page_stride = 2 * 64 * 72;
+  p.cache.seq_lens = p.cache.page_table = p.cache.sink_slots = p.cache.ring_slots = numbers;
+  p.cache.page_table_stride = 4;
+  p.cache.pages = p.cache.sinks = p.cache.rings = memory, p.cache.page_stride = 2 * 64 * 72;
   p.workspace = memory;
-  p.cache.sink_tokens = 64, p.cache.recent_tokens = 256;
-  p.cache.window_layout = {2, kExact, kExact, kInt2, 64, 272};
+  p.cache.windows = {64, 256};
+  p.cache.sink_layout = {2, kExact, kExact, kInt2, 64}, p.cache.ring_layout = {2, kExact, kExact, kInt2, 272};
   return p;
 }
 
@@ -66,8 +67,9 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
              Contains("decode: 32768 KV heads; supported are at most 32767"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.num_q_heads = 10; }), Contains("at most 4"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.softmax_scale = 0.0f; }), Contains("softmax_scale"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_shift = 7; }), Contains("16, 32 and 64"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.recent_tokens = -1; }), Contains("recent_tokens"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_shift = 8; }), Contains("16, 32, 64 and 128"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.windows.recent_tokens = -1; }), Contains("recent_tokens"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_table_stride = 0; }), Contains("page_table_stride is 0"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.q = nullptr; }), Contains("must not be null"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.q_stride = 1; }), Contains("1024 elements apart"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.out_stride = 1000; }), Contains("out_stride is 1000, expected 1024"));
@@ -86,8 +88,18 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DecodeParams& p) { p.cache.page_stride -= 16; }), Contains("9216 bytes apart, found 9200"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.cache.pages = static_cast<const std::byte*>(p.cache.pages) + 8; }),
              Contains("aligned"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.windows = nullptr; }), Contains("window_slots"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.coded_v.bits = 4; }), Contains("window layout"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.ring_rows = 240; }), Contains("240 ring rows"));
-  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.window_layout.sink_rows = 48; }), Contains("48 sink"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.sinks = nullptr; }), Contains("sinks must not be null"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.rings = nullptr; }), Contains("rings must not be null"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.rings += 8; }), Contains("rings must not be null, aligned to 16"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.sink_slots = nullptr; }),
+             Contains("64 sink tokens need sink_slots"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.ring_slots = nullptr; }),
+             Contains("256 recent tokens need ring_slots"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.sink_layout.coded_v.bits = 4; }), Contains("the layout of sinks"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.ring_layout.num_kv_heads = 3; }), Contains("the layout of rings"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.ring_layout.rows = 240; }),
+             Contains("240 rows of rings do not hold 256 tokens in tiles of 16"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.sink_layout.rows = 48; }),
+             Contains("48 rows of sinks do not hold 64"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.cache.ring_layout.rows = 264; }), Contains("264 rows of rings"));
 }

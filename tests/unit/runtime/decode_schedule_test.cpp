@@ -14,7 +14,8 @@ namespace {
 
 struct Case {
   int multiprocessors = 132, q_heads = 8, kv_heads = 8;
-  decode::TokenRule tokens = {.tiers = {64, 256}};
+  WindowRule windows = {64, 256};
+  int sliding_window = 0;
   std::vector<std::int32_t> lengths;
 };
 
@@ -24,29 +25,32 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const int kv_heads : {1, 3, 8, 32})
     for (const int multiprocessors : {1, 7, 132}) {
-      const auto add = [&](std::vector<std::int32_t> lengths, decode::TokenRule tokens) {
-        all.push_back({multiprocessors, 2 * kv_heads, kv_heads, tokens, std::move(lengths)});
+      const auto add = [&](std::vector<std::int32_t> lengths, const WindowRule& windows, int sliding_window) {
+        all.push_back({multiprocessors, 2 * kv_heads, kv_heads, windows, sliding_window, std::move(lengths)});
       };
-      const decode::TokenRule windows = {{64, 256}, 0}, none = {}, sliding = {{16, 100}, 700};
-      for (const auto& tokens : {windows, none, sliding}) {
-        add({0}, tokens);
-        add({1}, tokens);
-        add({0, 0, 1, 0}, tokens);
-        add({32768}, tokens);
-        add({1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500}, tokens);
-        add(std::vector<std::int32_t>(64, 4096), tokens);
-        add(std::vector<std::int32_t>(300, 77), tokens);
+      struct Rule {
+        WindowRule windows;
+        int sliding_window;
+      };
+      for (const auto& [windows, sliding] : {Rule{{64, 256}, 0}, Rule{{}, 0}, Rule{{16, 100}, 700}}) {
+        add({0}, windows, sliding);
+        add({1}, windows, sliding);
+        add({0, 0, 1, 0}, windows, sliding);
+        add({32768}, windows, sliding);
+        add({1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500}, windows, sliding);
+        add(std::vector<std::int32_t>(64, 4096), windows, sliding);
+        add(std::vector<std::int32_t>(300, 77), windows, sliding);
       }
-      add({kLongest}, windows);
-      add({5, kLongest, 0, kLongest - 1}, none);
+      add({kLongest}, {64, 256}, 0);
+      add({5, kLongest, 0, kLongest - 1}, {}, 0);
     }
   std::mt19937 random(1);
   for (int i = 0; i < 200; ++i) {
     Case c;
     c.multiprocessors = static_cast<int>(1 + random() % 140), c.kv_heads = static_cast<int>(1 + random() % 9);
     c.q_heads = c.kv_heads * static_cast<int>(1 + random() % 4);
-    c.tokens = {{static_cast<int>(random() % 70), static_cast<int>(random() % 300)},
-                random() % 3 ? 0 : static_cast<int>(1 + random() % 5000)};
+    c.windows = {static_cast<int>(random() % 70), static_cast<int>(random() % 300)};
+    c.sliding_window = random() % 3 ? 0 : static_cast<int>(1 + random() % 5000);
     for (std::size_t n = 1 + random() % 200; n > 0; --n)
       c.lengths.push_back(random() % 5 ? static_cast<std::int32_t>(random() % 40000) : 0);
     all.push_back(std::move(c));
@@ -56,7 +60,7 @@ std::vector<Case> cases() {
 
 DecodeSchedule schedule_of(const DecodeVariant& variant, const Case& c) {
   return make_decode_schedule(variant.shape, assumed_device(variant.shape, c.multiprocessors),
-                              {c.q_heads, c.kv_heads, c.tokens, c.lengths});
+                              {c.q_heads, c.kv_heads, c.windows, c.sliding_window, c.lengths});
 }
 
 const DecodeVariant& two_bits() {
@@ -66,35 +70,69 @@ const DecodeVariant& two_bits() {
   return *variant;
 }
 
-/// Tokens of a work tile that its KV chunks hold, by the positions that the producer warp loads.
-std::int64_t visible_tokens(const decode::TileChunks& c, const decode::TokenRule& rule, const decode::ChunkTokens& of) {
-  const auto held = [](std::int64_t first, std::int64_t size, std::int64_t chunks, std::int64_t begin,
-                       std::int64_t end) {
-    std::int64_t tokens = 0;
-    for (std::int64_t i = 0; i < chunks; ++i)
-      tokens += std::max<std::int64_t>(0, std::min(end, first + (i + 1) * size) - std::max(begin, first + i * size));
-    return tokens;
-  };
-  return held(std::int64_t{c.first_coded_chunk} * of.coded, of.coded, c.coded_chunks, c.coded_begin, c.coded_end) +
-         held(std::int64_t{c.first_sink_chunk} * of.exact, of.exact, c.sink_chunks, c.visible_begin,
-              std::min(rule.tiers.sink_tokens, c.length)) +
-         held(rule.tiers.sink_tokens + std::int64_t{c.first_recent_chunk} * of.exact, of.exact, c.recent_chunks,
-              c.recent_begin, c.length);
+/// Adds to `held`, for each position in `range`, how many of the chunks hold it.
+void add_chunks(std::vector<int>& held, int first_chunk, int chunks, int size, const PositionRange& range) {
+  for (int i = first_chunk; i < first_chunk + chunks; ++i)
+    for (int p = i * size; p < (i + 1) * size; ++p)
+      if (range.contains(p)) ++held.at(static_cast<std::size_t>(p));
+}
+
+/// How many KV chunks of a work tile hold the codes of each position, and its exact row, by the positions that the
+/// producer warp loads.
+struct HeldTokens {
+  std::vector<int> coded, exact;
+};
+HeldTokens held_tokens(const decode::TileChunks& c, const decode::ChunkTokens& of) {
+  const std::vector<int> none(static_cast<std::size_t>(c.length), 0);
+  HeldTokens held{none, none};
+  add_chunks(held.coded, c.first_coded_chunk, c.coded_chunks, of.coded, {c.coded_begin, c.coded_end});
+  add_chunks(held.exact, c.first_sink_chunk, c.sink_chunks, of.exact, {c.visible_begin, c.sink_end});
+  add_chunks(held.exact, c.first_recent_chunk, c.recent_chunks, of.exact, {c.coded_end, c.length});
+  return held;
 }
 
 }  // namespace
 
-TEST_CASE("The chunks of a work tile hold each visible token once", "[runtime]") {
+TEST_CASE("The chunks of a work tile hold each visible token once, as codes or exact", "[runtime]") {
   const decode::ChunkTokens of =
       GENERATE(decode::ChunkTokens{64, 8}, decode::ChunkTokens{32, 8}, decode::ChunkTokens{8, 8});
-  for (const decode::TokenRule& rule :
-       {decode::TokenRule{{0, 0}, 0}, {{64, 256}, 0}, {{3, 5}, 0}, {{64, 256}, 100}, {{8, 0}, 9}})
-    for (const int length : {-1, 0, 1, 7, 8, 9, 63, 64, 65, 319, 320, 321, 5000}) {
-      CAPTURE(of.coded, rule.tiers.sink_tokens, rule.tiers.recent_tokens, rule.sliding_window, length);
-      const int tokens = std::max(0, length),
-                seen = rule.sliding_window > 0 ? std::min(tokens, rule.sliding_window) : tokens;
-      CHECK(visible_tokens(decode::chunks_of(rule, of, length), rule, of) == seen);
-    }
+  const WindowRule windows = GENERATE(WindowRule{0, 0}, WindowRule{64, 256}, WindowRule{3, 5}, WindowRule{8, 0});
+  const int sliding_window = GENERATE(0, 1, 9, 100, 10000), exact_from = GENERATE(0, 7, 64, 300, 2000);
+  for (const bool has_sinks : {true, false})
+    for (const bool has_ring : {true, false})
+      for (const int length : {0, 1, 7, 8, 9, 63, 64, 65, 319, 320, 321, 1501}) {
+        CAPTURE(of.coded, windows.sink_tokens, windows.recent_tokens, sliding_window, exact_from);
+        CAPTURE(has_sinks, has_ring, length);
+        const SequenceTokens tokens = windows.tokens_of(length, exact_from, has_sinks, has_ring);
+        const decode::TileChunks chunks = decode::chunks_of(tokens, sliding_window, of);
+        const HeldTokens held = held_tokens(chunks, of);
+        bool right = true;
+        for (int p = 0; p < length; ++p) {
+          const bool seen = sliding_window == 0 || p >= length - sliding_window;
+          right = right && held.coded[static_cast<std::size_t>(p)] == (seen && !tokens.is_exact(p) ? 1 : 0);
+          right = right && held.exact[static_cast<std::size_t>(p)] == (seen && tokens.is_exact(p) ? 1 : 0);
+        }
+        CHECK(right);
+        CHECK(chunks.count == chunks.coded_chunks + chunks.sink_chunks + chunks.recent_chunks);
+        CHECK((chunks.count == 0) == (length == 0));
+      }
+}
+
+TEST_CASE("No chunk of a work tile is empty", "[runtime]") {
+  const decode::ChunkTokens of{16, 8};
+  for (int length = 1; length < 200; ++length)
+    for (const int exact_from : {0, 30, 77})
+      for (const int sliding_window : {0, 5, 60}) {
+        CAPTURE(length, exact_from, sliding_window);
+        const SequenceTokens tokens = WindowRule{11, 24}.tokens_of(length, exact_from, true, true);
+        const decode::TileChunks c = decode::chunks_of(tokens, sliding_window, of);
+        const auto most = [](int first, int behind, int size) {
+          return first < behind ? (behind - 1) / size - first / size + 1 : 0;
+        };
+        CHECK(c.coded_chunks == most(c.coded_begin, c.coded_end, of.coded));
+        CHECK(c.sink_chunks == most(c.visible_begin, c.sink_end, of.exact));
+        CHECK(c.recent_chunks == most(c.coded_end, c.length, of.exact));
+      }
 }
 
 TEST_CASE("Splits cover every KV chunk once, none is empty, later rounds are shorter", "[runtime]") {
@@ -175,14 +213,43 @@ TEST_CASE("Partial results may be stored in any order", "[runtime]") {
       std::next_permutation(ids.begin(), ids.end(), [](const auto& a, const auto& b) { return a.split < b.split; }));
 }
 
+TEST_CASE("A work tile without tokens and one with a fault are complete and have no partial results", "[runtime]") {
+  using decode::CompletionCounter;
+  for (const unsigned long long bits : {CompletionCounter::kNone, CompletionCounter::kFaulty}) {
+    CHECK(CompletionCounter{bits}.complete());
+    CHECK(CompletionCounter{bits}.partials() == 0);
+  }
+  CHECK(CompletionCounter::kNone != CompletionCounter::kFaulty);
+  CHECK_FALSE(CompletionCounter{}.complete());
+}
+
+TEST_CASE("Sums of increments are never taken for a work tile without tokens or with a fault", "[runtime]") {
+  using decode::CompletionCounter;
+  const auto special = [](unsigned long long bits) {
+    return bits == CompletionCounter::kNone || bits == CompletionCounter::kFaulty;
+  };
+  for (int first = 0; first < 6; ++first)
+    for (int end = first + 1; end < 9; ++end)
+      for (unsigned arrived = 1; arrived < 1u << (end - first); ++arrived) {
+        CompletionCounter counter;
+        for (int split = first; split < end; ++split)
+          if (arrived >> (split - first) & 1)
+            counter.bits += CompletionCounter::increment({0, split, split == first, split == end - 1});
+        CAPTURE(first, end, arrived);
+        CHECK_FALSE(special(counter.bits));
+      }
+}
+
 TEST_CASE("A queue of 2^32 chunks is too long, a shorter one is not", "[runtime]") {
-  Case c{.q_heads = 32, .kv_heads = 32, .tokens = {}, .lengths = std::vector<std::int32_t>(4, kLongest)};
+  Case c{.q_heads = 32, .kv_heads = 32, .windows = {}, .lengths = std::vector<std::int32_t>(4, kLongest)};
   CHECK_FALSE(schedule_of(two_bits(), c).too_long);
   c.lengths.push_back(kLongest);
   const DecodeSchedule s = schedule_of(two_bits(), c);
   CHECK(s.too_long);
   CHECK(s.chunks >> 32 == 1);
   CHECK(s.partials == 0);
+  CHECK(decode::Splits(s.chunks, 396, 396).count() == 0);
+  CHECK(decode::Splits((std::uint64_t{1} << 32) - 1, 396, 396).chunks == 0xFFFFFFFF);
 }
 
 TEST_CASE("Units of the combine kernel have each query head once", "[runtime]") {

@@ -16,7 +16,7 @@ using Catch::Matchers::Contains;
 TEST_CASE("Golden rows come back from their pages, at every page size", "[runtime]") {
   const Artifact artifact = test::served_artifact({}, 37);
   for (const LayerPlan& plan : artifact.layers)
-    for (const int page_size : {16, 32, 64}) {
+    for (const int page_size : {16, 32, 64, 128}) {
       CAPTURE(plan.layer, page_size);
       const PageLayout layout = page_layout_of(plan, page_size);
       const GoldenRows& rows = artifact.golden.at(plan.layer);

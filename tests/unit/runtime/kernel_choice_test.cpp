@@ -47,7 +47,6 @@ void expect_agreement(const LayerPlan& plan, bool bf16) {
   REQUIRE(said.is_served());
   CHECK(said.by(KernelVerb::decode) == kind_of(choose_decode(key).tuned));
   CHECK(said.by(KernelVerb::quantize_write) == kind_of(choose_write(key).tuned));
-  CHECK(said.by(KernelVerb::demote) == kind_of(choose_demote(key).tuned));
   const DequantizeVariant rows = choose_dequantize(key);
   CHECK(said.by(KernelVerb::dequantize) == kind_of(rows.tuned));
   if (key.heads <= 16) CHECK(said.by(KernelVerb::prefill) == kind_of(choose_prefill(rows).tuned));
@@ -61,8 +60,6 @@ TEST_CASE("Tools without CUDA say of each variant what the runtime chooses", "[r
       for (const DecodeVariant* row : decode_variants())
         expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
       for (const WriteVariant* row : write_variants())
-        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
-      for (const DemoteVariant* row : demote_variants())
         expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
       for (const DequantizeVariant* row : dequantize_variants())
         expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);

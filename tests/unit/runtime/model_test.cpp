@@ -79,12 +79,37 @@ TEST_CASE("An artifact that fits is loaded, and tells what it holds", "[runtime]
   CHECK(layer.page_bytes == 64 * 4 * (68 + 36));
   CHECK(layer.sink_rows == 32);
   CHECK(layer.ring_rows == 48);
-  CHECK(layer.window_slot_bytes == 80 * 4 * 512);
+  CHECK(layer.sink_slot_bytes == 32 * 4 * 512);
+  CHECK(layer.ring_slot_bytes == 48 * 4 * 512);
   CHECK(model.layer(4).k_rotation == KVQ_ROTATION_DENSE);
   CHECK(model.layer(3).k_bits == 16);
   CHECK(model.layer(5).sliding_window == 33);
   CHECK(model.device_bytes() % 256 == 0);
   CHECK_THROWS_WITH(model.layer(6), Contains("layer: expected 0 to 5, found 6"));
+}
+
+TEST_CASE("Pages may have 128 tokens", "[runtime]") {
+  Served served;
+  served.options.page_size = 128;
+  const runtime::Model model = served.load();
+  CHECK(model.info().page_size == 128);
+  CHECK(model.layer(2).page_bytes == 128 * 4 * (68 + 36));
+}
+
+TEST_CASE("Slots of a pool that is not needed have no bytes", "[runtime]") {
+  const auto layer_with = [](const Windows& windows, std::uint32_t flags) {
+    Served served(test::served_artifact(windows, 0));
+    served.options.flags = flags;
+    return served.load().layer(0);
+  };
+  const kvq_layer_info sinks = layer_with({.sink_tokens = 20, .recent_tokens = 0}, 0);
+  CHECK(sinks.sink_slot_bytes == 32 * 4 * 512);
+  CHECK((sinks.ring_rows == 0 && sinks.ring_slot_bytes == 0));
+  const kvq_layer_info recent = layer_with({.sink_tokens = 0, .recent_tokens = 31}, 0);
+  CHECK((recent.sink_rows == 0 && recent.sink_slot_bytes == 0));
+  CHECK(recent.ring_slot_bytes == 32 * 4 * 512);  // max_step_tokens is 1
+  const kvq_layer_info none = layer_with({.sink_tokens = 20, .recent_tokens = 40}, KVQ_MODEL_WITHOUT_WINDOWS);
+  CHECK((none.sink_slot_bytes == 0 && none.ring_slot_bytes == 0));
 }
 
 TEST_CASE("One geometry stands for all layers, also of a newer caller's size", "[runtime]") {
@@ -184,7 +209,7 @@ TEST_CASE("What pages or ranks cannot hold is refused, all faults at once", "[ru
                                    Contains("layer 2 v: scale_type: supported fp16, bf16, found fp32") &&
                                    Contains("layer 0: 16 query heads on 3 ranks"));
   served.options.tp_size = 1, served.options.page_size = 48;
-  CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, found 48"));
+  CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, 128, found 48"));
   // Layers that this rank does not serve are not checked.
   served.options.page_size = 0, served.options.first_layer = 3;
   CHECK(served.load().info().layer_count == 3);
@@ -409,8 +434,6 @@ TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the gene
   CHECK(generic.v_bfloat);
   CHECK(choose_write({.k = kInt2, .v = kInt2}).tuned);
   CHECK_FALSE(choose_write({.k = kOdd, .v = kInt2}).tuned);
-  CHECK(choose_demote({.k = kInt2, .v = kInt2, .bf16 = false}).tuned);
-  CHECK_FALSE(choose_demote({.k = kOdd, .v = kInt2}).tuned);
   CHECK(choose_dequantize({.k = kInt2, .v = kInt2}).tuned);
   // Attention over dequantized rows is tuned if variants.json has an entry; with another head_dim it is not, whatever
   // kernel made the rows.
@@ -430,7 +453,6 @@ TEST_CASE("What no kernel takes is refused with what they do and the nearest row
       "head_dim up to 256; nearest of");
   CHECK_THROWS_WITH(choose_decode(wide), Contains("decode: ") && expected);
   CHECK_THROWS_WITH(choose_write(wide), Contains("write: ") && expected);
-  CHECK_THROWS_WITH(choose_demote(wide), Contains("demote: ") && expected);
   CHECK_THROWS_WITH(choose_dequantize(wide), Contains("dequantize: ") && expected);
   CHECK_THROWS_WITH(choose_decode({.k = {128, 2, 128, 2}, .v = {320, 4, 32, 2}}),
                     Contains("head_dim 128 of k and 320 of v"));

@@ -115,6 +115,9 @@ TEST_CASE("Prefills that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](PrefillParams& p) { p.softmax_scale = 0.0f; }), Contains("softmax_scale"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.sliding_window = -1; }), Contains("sliding_window is -1"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.cache.page_shift = 3; }), Contains("prefill: pages of 2^3"));
+  CHECK_THAT(refusal([](PrefillParams& p) { p.num_tokens = -1; }), Contains("num_tokens is -1"));
+  CHECK_THAT(refusal([](PrefillParams& p) { p.cache.page_table = nullptr; }), Contains("page_table"));
+  CHECK_THAT(refusal([](PrefillParams& p) { p.cache.windows.recent_tokens = 9; }), Contains("need ring_slots"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.q_indptr = nullptr; }), Contains("q_indptr"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.q = nullptr; }), Contains("q must not be null"));
   CHECK_THAT(refusal([](PrefillParams& p) { p.k_stride = 128; }), Contains("256 elements apart, found 128"));

@@ -6,6 +6,7 @@
 #include <string>
 
 using namespace kvq;
+using Catch::Contains;
 
 namespace {
 
@@ -41,13 +42,25 @@ TEST_CASE("Windows must be those of the variant", "[runtime]") {
     CAPTURE(variant->name);
     WriteParams p = good(*variant);
     p.window_mapping = rows;
-    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("needs `windows`"));
-    p.windows = p.pages;
-    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("window layout"));
-    p.window_layout = {2, {variant->k.head_dim, 16, 0, 0}, {variant->v.head_dim, 16, 0, 0}, variant->v, 0, 16};
-    CHECK(std::string(check_write(*variant, p).message()) == "");
-    p.window_layout.coded_v.bits = variant->v.bits == 4 ? 2 : 4;
-    CHECK_THAT(check_write(*variant, p).message(), Catch::Contains("window layout"));
+    const auto message = [&] { return std::string(check_write(*variant, p).message()); };
+    CHECK_THAT(message(), Contains("the layout of sinks"));
+    const TileSide k{variant->k.head_dim, 16, 0, 0}, v{variant->v.head_dim, 16, 0, 0};
+    p.sink_layout = {2, k, v, variant->v, 16};
+    CHECK_THAT(message(), Contains("sinks must not be null"));
+    p.sinks = p.pages;
+    CHECK_THAT(message(), Contains("the layout of rings"));
+    p.ring_layout = {2, k, v, variant->v, 48};
+    CHECK_THAT(message(), Contains("rings must not be null"));
+    p.rings = p.pages;
+    CHECK(message() == "");
+    p.ring_layout.rows = 40;
+    CHECK_THAT(message(), Contains("40 rows of rings"));
+    p.ring_layout.rows = 0, p.rings = nullptr;  // without recent tokens
+    CHECK(message() == "");
+    p.ring_layout.coded_v.bits = variant->v.bits == 4 ? 2 : 4;
+    CHECK_THAT(message(), Contains("the layout of rings"));
+    p.window_mapping = nullptr;
+    CHECK(message() == "");
   }
 }
 
@@ -61,12 +74,11 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
     CHECK_FALSE(status.ok());
     return std::string(status.message());
   };
-  using Catch::Contains;
   CHECK_THAT(refusal([](WriteParams& p) { p.num_tokens = -1; }), Contains("-1 tokens"));
   CHECK_THAT(refusal([](WriteParams& p) { p.num_kv_heads = 0; }), Contains("0 KV heads"));
   CHECK_THAT(refusal([](WriteParams& p) { p.num_kv_heads = 32768; }),
              Contains("quantize_write: 32768 KV heads; supported are at most 32767"));
-  CHECK_THAT(refusal([](WriteParams& p) { p.page_shift = 3; }), Contains("16, 32 and 64"));
+  CHECK_THAT(refusal([](WriteParams& p) { p.page_shift = 3; }), Contains("16, 32, 64 and 128"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride = std::int64_t{1} << 32; }),
              Contains("pages 4294967296 bytes apart; supported are fewer than 2^32"));
