@@ -30,13 +30,6 @@ const char* to_string(CaseRotation rotation) {
 
 int token_bytes(const TileSide& k, const TileSide& v) { return (k.bytes() + v.bytes()) / kTileTokens; }
 
-WindowLayout CacheShape::windows() const {
-  const TileSide exact{k.head_dim, 16, k.head_dim, 0};
-  const auto tiles = [](int tokens) { return (tokens + kTileTokens - 1) / kTileTokens * kTileTokens; };
-  return {
-      num_kv_heads, exact, exact, v, tiles(sink_tokens), recent_tokens > 0 ? tiles(recent_tokens) + kTileTokens : 0};
-}
-
 CacheShape cache_of(const DecodeCase& c) {
   const DecodeVariant& variant = *c.variant;
   return {
@@ -48,13 +41,12 @@ CacheShape cache_of(const DecodeCase& c) {
       .batch = c.batch,
       .context = c.context,
       .page_size = c.page_size,
-      .sink_tokens = c.sink_tokens,
-      .recent_tokens = c.recent_tokens,
+      .exact = c.exact,
   };
 }
 
 CacheBytes bytes_of(const CacheShape& c) {
-  const std::int64_t exact = std::min(c.context, c.sink_tokens + c.recent_tokens),
+  const std::int64_t exact = std::min(c.context, c.exact.sink_tokens + c.exact.recent_tokens),
                      rows = std::int64_t{c.batch} * c.num_kv_heads;
   return {rows * (c.context - exact) * token_bytes(c.k, c.v), rows * exact * 2 * (c.k.head_dim + c.v.head_dim)};
 }
@@ -67,7 +59,7 @@ std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
   DecodeCase baseline = c;
   baseline.variant =
       find_decode_variant({.k = exact, .v = exact, .heads = c.num_q_heads / c.num_kv_heads, .bf16 = c.variant->bf16});
-  baseline.sink_tokens = baseline.recent_tokens = 0, baseline.rotation = CaseRotation::none;
+  baseline.exact = {}, baseline.rotation = CaseRotation::none, baseline.unchecked = false;
   if (!baseline.variant) return std::nullopt;
   return baseline;
 }
@@ -83,8 +75,7 @@ CacheShape cache_of(const PrefillCase& c) {
       .batch = c.batch,
       .context = c.prefix,
       .page_size = c.page_size,
-      .sink_tokens = c.sink_tokens,
-      .recent_tokens = c.recent_tokens,
+      .exact = c.exact,
   };
 }
 
@@ -103,10 +94,22 @@ std::string rotation_name(const WriteCase& c) {
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 
+const char* to_string(WriteStep step) { return step == WriteStep::prompt ? "prompt" : "decode"; }
+
+ExactTokens exact_tokens(const WriteCase& c) {
+  const bool has_ring = c.exact.recent_tokens > 0;
+  if (c.step == WriteStep::decode) return {0, has_ring ? 0 : c.tokens};
+  const int sink_end = std::min(c.tokens, c.exact.sink_tokens);
+  return {sink_end, has_ring ? std::max(sink_end, c.tokens - c.windows().rings.rows) : c.tokens};
+}
+
 RowBytes bytes_of(const WriteCase& c) {
-  const std::int64_t rows = std::int64_t{c.tokens} * c.num_kv_heads;
+  const ExactTokens exact = exact_tokens(c);
+  const std::int64_t rows = std::int64_t{c.tokens} * c.num_kv_heads,
+                     exact_rows = std::int64_t{exact.sink_end + c.tokens - exact.ring_begin} * c.num_kv_heads;
   const TileSide &k = c.variant->k, &v = c.variant->v;
-  return {rows * 2 * (k.head_dim + v.head_dim) + std::int64_t{c.tokens} * 8, rows * token_bytes(k, v)};
+  const std::int64_t row = 2 * (k.head_dim + v.head_dim), mappings = c.has_windows() ? 2 : 1;
+  return {rows * row + std::int64_t{c.tokens} * 8 * mappings, rows * token_bytes(k, v) + exact_rows * row};
 }
 
 RowBytes unfused_bytes_of(const WriteCase& c) {

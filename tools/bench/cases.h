@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
@@ -21,17 +22,20 @@ enum class CaseRotation {
 };
 const char* to_string(CaseRotation rotation);
 
-/// A cache of `batch` sequences of `context` tokens each.
+constexpr int kMaxRollback = 1;  ///< tokens that may be taken back at once; sizes the rings
+
+/// A cache of `batch` sequences of `context` tokens each. Every token is coded in pages; those in the exact windows
+/// have exact rows, too, which attention reads instead.
 struct CacheShape {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
   int num_kv_heads = 8, batch = 1, context = 1;
   int page_size = 64;
-  int sink_tokens = 0, recent_tokens = 0;  ///< tokens in the exact windows
+  Windows exact = {};  ///< tokens in the exact windows
 
   int num_pages() const { return (context + page_size - 1) / page_size; }  ///< of one sequence
   PageLayout pages() const { return {k, v, num_kv_heads, page_size}; }
-  WindowLayout windows() const;
+  WindowLayouts windows() const { return window_layouts_of(pages(), exact, kMaxRollback); }
 };
 
 /// One new query token for each of `batch` sequences of `context` tokens.
@@ -40,8 +44,9 @@ struct DecodeCase {
   int num_q_heads = 32, num_kv_heads = 8;
   int batch = 1, context = 1;
   int page_size = 64;
-  int sink_tokens = 0, recent_tokens = 0;  ///< tokens in the exact windows
+  Windows exact = {};
   CaseRotation rotation = CaseRotation::none;
+  bool unchecked = false;  ///< also timed without checks of page and slot numbers
 };
 
 /// Bytes of the cache that one decode call reads: quantized rows and exact rows.
@@ -66,14 +71,22 @@ struct PrefillCase {
   int num_q_heads = 32, num_kv_heads = 8;
   int batch = 1, prefix = 1, chunk = 1;
   int page_size = 64;
-  int sink_tokens = 0, recent_tokens = 0;
+  Windows exact = {};
   CaseRotation rotation = CaseRotation::none;
 };
 CacheShape cache_of(const PrefillCase& c);  ///< the cache that holds the prefix
 /// Floating-point operations of both matrix products: 4 D for each query head and each key that a query sees.
 double operations_of(const PrefillCase& c);
 
-/// Keys and values of new tokens, which a write kernel rotates, quantizes and stores in pages.
+/// Which tokens a write stores.
+enum class WriteStep {
+  prompt,  ///< the first tokens of one sequence
+  decode   ///< the last token of each of as many sequences
+};
+const char* to_string(WriteStep step);
+
+/// Keys and values of new tokens, which a write kernel rotates, quantizes and stores in pages. With windows it also
+/// stores the exact rows of the first and the last tokens.
 struct WriteCase {
   const WriteVariant* variant = nullptr;
   int num_kv_heads = 8, tokens = 1, page_size = 64;
@@ -82,6 +95,13 @@ struct WriteCase {
   bool transform = false;   ///< not orthogonal: channel scales before the Hadamard blocks, or a matrix with an inverse
   double clip_ratio = 1.0;  ///< clip ratio of affine sides (packing.md, "Clip"); 1: no clip
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides
+  WriteStep step = WriteStep::prompt;
+  Windows exact = {};
+  bool unchecked = false;  ///< also timed without checks of slot numbers
+
+  bool has_windows() const { return exact != Windows{}; }
+  PageLayout pages() const { return {variant->k, variant->v, num_kv_heads, page_size}; }
+  WindowLayouts windows() const { return window_layouts_of(pages(), exact, kMaxRollback); }
 };
 ScaleRule rule_of(const WriteCase& c, const TileSide& side);
 /// "dense", "dense, 0.96", "128", "128 scaled", "transform"
@@ -93,6 +113,12 @@ struct RowBytes {
   std::int64_t total() const { return read + written; }
 };
 RowBytes bytes_of(const WriteCase& c);
+/// Exact rows that a write stores: those of the tokens below sink_end in the sink slot, of the tokens from ring_begin
+/// on in the ring.
+struct ExactTokens {
+  int sink_end = 0, ring_begin = 0;
+};
+ExactTokens exact_tokens(const WriteCase& c);
 /// Bytes of a write in two kernels: the first kernel stores rotated rows, the second kernel reads them.
 RowBytes unfused_bytes_of(const WriteCase& c);
 

@@ -59,6 +59,9 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
 
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
   const auto [key, value] = parse_sides(k, v, head_dim);
+  if (key.side.bits == 16)
+    throw Error{ErrorKind::unsupported,
+                fmt::format("{}: writes of exact pages are not timed, because no codes tell whether they are right", k)};
   for (const WriteVariant* row : write_variants())
     if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
@@ -88,7 +91,7 @@ std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16)
 std::vector<const WriteVariant*> all_write(int head_dim, bool bf16) {
   std::vector<const WriteVariant*> rows;
   for (const WriteVariant* row : write_variants())
-    if (row->k.head_dim == head_dim && row->bf16 == bf16) rows.push_back(row);
+    if (row->k.head_dim == head_dim && row->bf16 == bf16 && row->k.bits < 16) rows.push_back(row);
   return rows;
 }
 

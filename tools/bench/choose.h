@@ -18,7 +18,7 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
 /// Finds the variant that dequantizes the cache for prefill attention.
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16);
 
-/// All variants that choose_decode() can return for these sizes; likewise for writes and prefill.
+/// All variants that choose_decode() can return for these sizes; likewise for writes of codes and for prefill.
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16);
 std::vector<const WriteVariant*> all_write(int head_dim, bool bf16);
 std::vector<const DequantizeVariant*> all_prefill(int head_dim, bool bf16);

@@ -1,4 +1,5 @@
 #include "bench/cache.h"
+#include "bench/faults.h"
 #include "bench/kernels.h"
 #include "bench/measure.h"
 #include "bench/rotations.h"
@@ -59,14 +60,17 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   check(fill_rows(device.stream(), q, static_cast<std::int64_t>(elements), variant.bf16, 3));
 
   DecodeParams p;
-  p.cache.batch = c.batch, p.num_q_heads = c.num_q_heads, p.cache.num_kv_heads = c.num_kv_heads;
+  const Faults faults;
+  p.cache.faults = faults.record();
+  p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   p.workspace = memory.zeros<std::byte>(
       decode_workspace_bytes(launch, static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_kv_heads)));
+  bool checked = true;
   const auto run = [&](int i) {
-    sets[static_cast<std::size_t>(i) % sets.size()]->enter(p.cache);
+    sets[static_cast<std::size_t>(i) % sets.size()]->enter(p.cache, checked);
     check(variant.run(launch, p, device.stream()));
   };
   sets[0]->enter(p.cache);
@@ -83,6 +87,11 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
                     variant.name, c.batch, c.context, result.error, kMostError)};
   const int calls = num_calls(bytes.total());
   result.time = device.time(calls, run);
+  if (c.unchecked) {
+    checked = false;
+    result.unchecked = device.time(calls, run);
+  }
+  faults.expect_none(fmt::format("{}: batch {}, context {}", variant.name, c.batch, c.context));
   auto* sink = memory.take<unsigned>(1);
   result.floor =
       device.time(calls, [&](int i) { sets[static_cast<std::size_t>(i) % sets.size()]->read(device, sink); });

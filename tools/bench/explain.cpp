@@ -109,7 +109,10 @@ Explanation explain(const DecodeCase& c, int multiprocessors) {
   e.device = assumed_device(e.kernel, multiprocessors);
   const std::vector<std::int32_t> lengths(static_cast<std::size_t>(c.batch), c.context);
   e.schedule = make_decode_schedule(e.kernel, e.device,
-                                    {c.num_q_heads, c.num_kv_heads, {{c.sink_tokens, c.recent_tokens}, 0}, lengths});
+                                    {.num_q_heads = c.num_q_heads,
+                                     .num_kv_heads = c.num_kv_heads,
+                                     .windows = {c.exact.sink_tokens, c.exact.recent_tokens},
+                                     .lengths = lengths});
   if (e.schedule.too_long)
     throw Error{ErrorKind::unsupported, fmt::format("batch {}, context {}: {} KV chunks, expected fewer than 2^32",
                                                     c.batch, c.context, e.schedule.chunks)};

@@ -24,13 +24,15 @@ struct BenchFlags {
   std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python, output;
   int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
   int prefix = 30720, chunk = 2048;
-  std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768}, tokens = {1, 32, 1024, 8192, 32768},
-                   hadamard = {1, 16, 32, 64, 128};
-  bool dense = false, transform = false;
+  std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768},
+                   tokens = {1, 32, 256, 1024, 8192, 32768}, hadamard = {1, 16, 32, 64, 128};
+  bool dense = false, transform = false, windows = false, unchecked = false;
   double clip = 1.0;
   bool dry_run = false, explain = false, json = false, quiet = false;
   int multiprocessors = 132;
 };
+
+constexpr int kMostDecodeTokens = 256;  ///< more new tokens are a prompt
 
 constexpr const char* kSides =
     "Formats of K and V in pages:\n"
@@ -55,7 +57,7 @@ ToolText bench_text() {
                    {"kvq-bench write --k u4g128 --tokens 8192", "fused rotation or not"},
                    {"kvq-bench targets --output bench.json", "targets and results"}},
       .sections = {{"Flags of a command", "kvq-bench COMMAND --help explains them."}},
-      .words = {{"--page-size", {"16", "32", "64"}},
+      .words = {{"--page-size", {"16", "32", "64", "128"}},
                 {"--activation", {"bf16", "fp16"}},
                 {"--rotation", {"none", "hadamard", "dense", "scaled", "transform"}},
                 {"--rule", {"absmax", "least_squares", "norm"}}},
@@ -79,12 +81,25 @@ void add_sizes(CLI::App& app, BenchFlags& f) {
   app.add_option("--head-dim", f.head_dim, "channels of a head")->check(whole_number(1, 1024))->capture_default_str();
   app.add_option("--kv-heads", f.kv_heads, "key and value heads")->check(whole_number(1, 1024))->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")
-      ->check(one_of({"16", "32", "64"}))
+      ->check(one_of({"16", "32", "64", "128"}))
       ->capture_default_str();
   app.add_option("--activation", f.activation, "type of queries, rows and results")
       ->check(one_of({"bf16", "fp16"}))
       ->type_name("NAME")
       ->capture_default_str();
+}
+
+void add_windows(CLI::App& app, BenchFlags& f) {
+  app.add_option("--sinks", f.sinks, "first tokens that have exact rows")
+      ->check(whole_number(0, 65536))
+      ->capture_default_str();
+  app.add_option("--recent", f.recent, "last tokens that have exact rows")
+      ->check(whole_number(0, 65536))
+      ->capture_default_str();
+}
+
+void add_unchecked(CLI::App& app, BenchFlags& f) {
+  app.add_flag("--unchecked", f.unchecked, "each case also without checks of page and slot numbers");
 }
 
 /// Adds the flags of a cache and of its queries.
@@ -97,12 +112,7 @@ void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
       ->type_name("LIST")
       ->check(whole_number(1, 65536))
       ->capture_default_str();
-  app.add_option("--sinks", f.sinks, "first tokens that stay exact")
-      ->check(whole_number(0, 65536))
-      ->capture_default_str();
-  app.add_option("--recent", f.recent, "last tokens that stay exact")
-      ->check(whole_number(0, 65536))
-      ->capture_default_str();
+  add_windows(app, f);
   app.add_option("--rotation", f.rotation, "of what is cached")
       ->check(one_of({"none", "hadamard", "dense", "scaled", "transform"}))
       ->type_name("NAME")
@@ -114,6 +124,7 @@ void add_cache(CLI::App& app, BenchFlags& f, std::vector<int>& batch) {
 CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   CLI::App* decode = app.add_subcommand("decode", "attention of one new token a sequence over the paged cache");
   add_cache(*decode, f, f.batch);
+  add_unchecked(*decode, f);
   decode->add_option("--context", f.context, "tokens of each sequence; a list")
       ->delimiter(',')
       ->type_name("LIST")
@@ -160,6 +171,11 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
   write->add_flag("--dense", f.dense, "dense rotations, one for each KV head, in place of Hadamard ones");
   write->add_flag("--transform", f.transform,
                   "each case also with a transform: scales of channels, or a matrix that is not orthogonal");
+  write->add_flag("--windows", f.windows,
+                  "each case also with exact rows: up to 256 tokens as the last ones of as many sequences, more as one "
+                  "prompt");
+  add_windows(*write, f);
+  add_unchecked(*write, f);
   write->add_option("--clip", f.clip, "clip ratio of affine codes, 1 = none")
       ->check(number_between(0.01, 1.0))
       ->capture_default_str();
@@ -202,6 +218,8 @@ CaseRotation rotation_of(const BenchFlags& f) {
   return CaseRotation::hadamard;
 }
 
+Windows windows_of(const BenchFlags& f) { return {.sink_tokens = f.sinks, .recent_tokens = f.recent}; }
+
 Run prefill_cases(const BenchFlags& f) {
   heads_of_a_kv_head(f);
   const bool bf16 = f.activation == "bf16";
@@ -221,8 +239,7 @@ Run prefill_cases(const BenchFlags& f) {
                                  .prefix = f.prefix,
                                  .chunk = f.chunk,
                                  .page_size = f.page_size,
-                                 .sink_tokens = exact ? 0 : f.sinks,
-                                 .recent_tokens = exact ? 0 : f.recent,
+                                 .exact = exact ? Windows{} : windows_of(f),
                                  .rotation = exact ? CaseRotation::none : rotation_of(f),
                              },
                              {},
@@ -250,9 +267,9 @@ Run decode_cases(const BenchFlags& f) {
                                   .batch = batch,
                                   .context = context,
                                   .page_size = f.page_size,
-                                  .sink_tokens = exact ? 0 : f.sinks,
-                                  .recent_tokens = exact ? 0 : f.recent,
+                                  .exact = exact ? Windows{} : windows_of(f),
                                   .rotation = exact ? CaseRotation::none : rotation_of(f),
+                                  .unchecked = f.unchecked,
                               },
                               {},
                               {},
@@ -274,22 +291,28 @@ Run write_cases(const BenchFlags& f) {
   std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
   if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16)};
   Run run;
+  const auto both = [](bool second) { return second ? std::vector<bool>{false, true} : std::vector<bool>{false}; };
   for (const WriteVariant* variant : variants)
     for (const int tokens : f.tokens)
       for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
-        for (const bool transform : f.transform ? std::vector<bool>{false, true} : std::vector<bool>{false})
-          run.write.push_back({{
-                                   .variant = variant,
-                                   .num_kv_heads = f.kv_heads,
-                                   .tokens = tokens,
-                                   .page_size = f.page_size,
-                                   .order = order,
-                                   .dense = f.dense,
-                                   .transform = transform,
-                                   .clip_ratio = f.clip,
-                                   .symmetric_rule = rules.at(f.rule),
-                               },
-                               {}});
+        for (const bool transform : both(f.transform))
+          for (const bool windows : both(f.windows && windows_of(f) != Windows{}))
+            run.write.push_back(
+                {{
+                     .variant = variant,
+                     .num_kv_heads = f.kv_heads,
+                     .tokens = tokens,
+                     .page_size = f.page_size,
+                     .order = order,
+                     .dense = f.dense,
+                     .transform = transform,
+                     .clip_ratio = f.clip,
+                     .symmetric_rule = rules.at(f.rule),
+                     .step = windows && tokens <= kMostDecodeTokens ? WriteStep::decode : WriteStep::prompt,
+                     .exact = windows ? windows_of(f) : Windows{},
+                     .unchecked = f.unchecked,
+                 },
+                 {}});
   return run;
 }
 

@@ -1,4 +1,5 @@
 #include "bench/cache.h"
+#include "bench/faults.h"
 #include "bench/kernels.h"
 #include "bench/measure.h"
 #include "bench/rotations.h"
@@ -100,7 +101,9 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
                       v = random_rotations(c.rotation, c.num_kv_heads, dim, random);
   PrefillParams p;
   p.num_q_heads = c.num_q_heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  p.cache.batch = c.batch, p.cache.num_kv_heads = c.num_kv_heads;
+  const Faults faults;
+  p.cache.faults = faults.record();
+  p.num_tokens = c.batch * c.chunk, p.max_queries = c.chunk, p.max_keys = c.prefix + c.chunk;
   p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * dim;
   p.k_stride = p.v_stride = std::int64_t{c.num_kv_heads} * dim;
@@ -129,6 +132,7 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
                             "most {:.0e}",
                             c.attention->name, c.batch, c.chunk, c.prefix, result.error, kMostError)};
   result.time = device.time(sets, run);
+  faults.expect_none(fmt::format("{}: batch {}, {} tokens over {}", c.attention->name, c.batch, c.chunk, c.prefix));
   return result;
 }
 

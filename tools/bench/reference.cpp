@@ -41,8 +41,10 @@ StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Si
       codes_(row_.size()) {}
 
 std::span<const float> StoredRows::at(int position) {
-  if (position < shape_.sink_tokens || position >= shape_.context - shape_.recent_tokens) {
-    load_window_row(windows_, which_, head_, windows_.row(position, shape_.sink_tokens), sequence_.window, row_);
+  const bool is_sink = position < shape_.exact.sink_tokens;
+  if (is_sink || position >= shape_.context - shape_.exact.recent_tokens) {
+    const WindowLayout& layout = is_sink ? windows_.sinks : windows_.rings;
+    load_window_row(layout, which_, head_, layout.row(position), is_sink ? sequence_.sinks : sequence_.ring, row_);
     return row_;
   }
   const PageLayout layout = shape_.pages();

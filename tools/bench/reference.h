@@ -23,8 +23,8 @@ std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool 
 
 /// Copy of one sequence's cache on the host.
 struct HostSequence {
-  std::vector<std::byte> pages;   ///< pages in the order of the sequence
-  std::vector<std::byte> window;  ///< window slot
+  std::vector<std::byte> pages;        ///< pages in the order of the sequence
+  std::vector<std::byte> sinks, ring;  ///< slots; empty without
 };
 
 /// Rows of one side and KV head as the codec reads them from a cache, by position; not rotated back.
@@ -36,7 +36,7 @@ class StoredRows {
 
  private:
   CacheShape shape_;
-  WindowLayout windows_;
+  WindowLayouts windows_;
   const HostSequence& sequence_;
   Side which_;
   int head_;

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace kvq::bench {
 
 namespace {
@@ -21,6 +23,33 @@ std::string microseconds(double us) { return us < 100.0 ? fmt::format("{:.1f}", 
 std::string times(const std::optional<double>& factor) { return factor ? fmt::format("{:.2f}x", *factor) : "-"; }
 std::string gigabytes(double bytes_per_second) { return fmt::format("{:.0f}", bytes_per_second / 1e9); }
 
+/// A column that a table has if one of its rows has a value.
+struct Column {
+  const char *title, *meaning;
+  std::vector<std::string> values = {};
+};
+/// @return  what the columns mean that the table now has
+std::string add_columns(Table& table, const std::vector<Column>& columns) {
+  std::string legend;
+  for (const auto& [title, meaning, values] : columns) {
+    if (std::all_of(values.begin(), values.end(), [](const std::string& value) { return value == "-"; })) continue;
+    table.front().emplace_back(title);
+    for (std::size_t i = 0; i < values.size(); ++i) table[i + 1].push_back(values[i]);
+    legend += fmt::format("{}: {}\n", title, meaning);
+  }
+  return legend;
+}
+
+constexpr const char *kChecks = "time over that of the same call without checks of numbers and rings",
+                     *kWindows = "rows stored exactly, too: first and last ones of a prompt, or all";
+
+/// Left-aligned first column, the others right.
+std::string format_rows(const Table& table) {
+  return format_table(table, "l" + std::string(table.front().size() - 1, 'r'));
+}
+
+std::string windows_of(const WriteCase& c) { return c.has_windows() ? to_string(c.step) : "-"; }
+
 std::string machine_line(const Run& run) {
   const Machine& m = *run.machine;
   std::string text =
@@ -34,33 +63,41 @@ std::string machine_line(const Run& run) {
 
 std::string decode_table(const Run& run) {
   Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
-  for (const DecodeRow& row : run.decode)
+  Column checks{"checks", kChecks};
+  for (const DecodeRow& row : run.decode) {
+    checks.values.push_back(times(row.checks_ratio()));
     table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
                      percent(row.read_floor_ratio()), times(row.speedup())});
-  return format_table(table, "lrrrrrrrr") +
+  }
+  const std::string legend = add_columns(table, {checks});
+  return format_rows(table) +
          "copy, floor: of the bandwidth of a copy, and of a plain read of the same bytes\n"
-         "bf16: how much faster than the best bfloat16 kernel of this run\n";
+         "bf16: how much faster than the best bfloat16 kernel of this run\n" +
+         legend;
 }
 
 std::string write_table(const Run& run) {
-  Table table{{"write", "tokens", "rotation", "bytes", "us", "+-", "GB/s", "copy", "same", "unfused", "plain"}};
+  Table table{{"write", "tokens", "rotation", "bytes", "us", "+-", "GB/s", "copy", "same"}};
+  Column unfused{"unfused", "how much longer a rotating kernel and a quantizing one take"},
+      plain{"plain", "time of a transform over that of the same case without"}, windows{"exact", kWindows},
+      coded{"coded", "time with exact rows over that of the same write without"}, checks{"checks", kChecks};
   for (const WriteRow& row : run.write) {
-    std::optional<double> unfused;
-    if (row.result->unfused) unfused = row.result->unfused->median_us / row.result->time.median_us;
+    unfused.values.push_back(times(row.unfused_ratio()));
+    plain.values.push_back(times(transform_ratio(run, row)));
+    windows.values.push_back(windows_of(row.c));
+    coded.values.push_back(times(row.windows_ratio()));
+    checks.values.push_back(times(row.checks_ratio()));
     table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
-                     percent(row.result->copy.median_us / row.result->time.median_us), times(unfused),
-                     times(transform_ratio(run, row))});
+                     percent(row.result->copy.median_us / row.result->time.median_us)});
   }
-  return format_table(table, "lrrrrrrrrrr") +
-         "copy, same: of the bandwidth of a large copy, and of one of as many bytes\n"
-         "unfused: how much longer a rotating kernel and a quantizing one take\n"
-         "plain: time of a transform over that of the same case without\n";
+  const std::string legend = add_columns(table, {unfused, plain, windows, coded, checks});
+  return format_rows(table) + "copy, same: of the bandwidth of a large copy, and of one of as many bytes\n" + legend;
 }
 
 std::string prefill_table(const Run& run) {
@@ -106,15 +143,18 @@ std::string decode_plan(const Run& run) {
 }
 
 std::string write_plan(const Run& run) {
-  Table table{{"write", "tokens", "rotation", "a token", "read", "written", "bytes", "sets"}};
+  Table table{{"write", "tokens", "rotation", "a token", "read", "written", "sets"}};
+  Column windows{"exact", kWindows};
   for (const WriteRow& row : run.write) {
+    windows.values.push_back(windows_of(row.c));
     const RowBytes bytes = bytes_of(row.c);
     table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.read)), format_bytes(static_cast<double>(bytes.written)),
-                     format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
+                     fmt::format("{}", num_sets(bytes.total()))});
   }
-  return format_table(table, "lrrrrrrr");
+  const std::string legend = add_columns(table, {windows});
+  return format_rows(table) + legend;
 }
 
 Json timing_json(const Timing& t) { return {{"median_us", t.median_us}, {"min_us", t.min_us}, {"max_us", t.max_us}}; }
@@ -145,8 +185,8 @@ Json row_json(const Run& run, const DecodeRow& row) {
                {"batch", c.batch},
                {"context", c.context},
                {"page_size", c.page_size},
-               {"sink_tokens", c.sink_tokens},
-               {"recent_tokens", c.recent_tokens},
+               {"sink_tokens", c.exact.sink_tokens},
+               {"recent_tokens", c.exact.recent_tokens},
                {"rotation", to_string(c.rotation)},
                {"bytes_per_token", token_bytes(c.variant->k, c.variant->v)},
                {"coded_bytes", bytes.coded},
@@ -162,6 +202,8 @@ Json row_json(const Run& run, const DecodeRow& row) {
   json["bytes_per_second"] = row.bytes_per_second();
   json["copy_ratio"] = row.bytes_per_second() / run.copy_bytes_per_second;
   json["read_floor_ratio"] = row.read_floor_ratio();
+  if (row.result->unchecked) json["unchecked"] = timing_json(*row.result->unchecked);
+  if (const auto ratio = row.checks_ratio()) json["checks_ratio"] = *ratio;
   if (row.bf16) json["bf16"] = timing_json(*row.bf16);
   if (row.sdpa) json["sdpa"] = timing_json(*row.sdpa);
   if (const auto speedup = row.speedup()) json["speedup"] = *speedup;
@@ -181,8 +223,8 @@ Json row_json(const PrefillRow& row) {
                {"prefix", c.prefix},
                {"chunk", c.chunk},
                {"page_size", c.page_size},
-               {"sink_tokens", c.sink_tokens},
-               {"recent_tokens", c.recent_tokens},
+               {"sink_tokens", c.exact.sink_tokens},
+               {"recent_tokens", c.exact.recent_tokens},
                {"rotation", to_string(c.rotation)},
                {"bytes_per_token", token_bytes(c.rows->k, c.rows->v)},
                {"bytes", bytes.total()},
@@ -220,7 +262,11 @@ Json row_json(const Run& run, const WriteRow& row) {
                {"bytes", bytes.total()},
                {"sets", num_sets(bytes.total())},
                {"calls", num_calls(bytes.total())}};
-  if (c.order > 1 && !c.dense && !c.transform) json["unfused_bytes"] = unfused.total();
+  if (c.has_windows()) {
+    json["windows"] = to_string(c.step);
+    json["sink_tokens"] = c.exact.sink_tokens, json["recent_tokens"] = c.exact.recent_tokens;
+  }
+  if (c.order > 1 && !c.dense && !c.transform && !c.has_windows()) json["unfused_bytes"] = unfused.total();
   if (!row.result) return json;
   json["time"] = timing_json(row.result->time);
   json["same_size_copy"] = timing_json(row.result->copy);
@@ -228,8 +274,23 @@ Json row_json(const Run& run, const WriteRow& row) {
   json["bytes_per_second"] = row.bytes_per_second();
   json["copy_ratio"] = row.bytes_per_second() / run.copy_bytes_per_second;
   if (row.result->unfused) json["unfused"] = timing_json(*row.result->unfused);
+  if (row.result->coded_only) json["coded_only"] = timing_json(*row.result->coded_only);
+  if (const auto ratio = row.windows_ratio()) json["windows_ratio"] = *ratio;
+  if (row.result->unchecked) json["unchecked"] = timing_json(*row.result->unchecked);
+  if (const auto ratio = row.checks_ratio()) json["checks_ratio"] = *ratio;
   if (const auto ratio = transform_ratio(run, row)) json["transform_ratio"] = *ratio;
   return json;
+}
+
+/// The lowest version that has what the document has.
+const char* version_of(const Run& run) {
+  const auto any = [](const auto& rows, const auto& has) { return std::any_of(rows.begin(), rows.end(), has); };
+  const auto large_pages = [](const auto& row) { return row.c.page_size == 128; };
+  if (any(run.decode, large_pages) || any(run.write, large_pages) || any(run.prefill, large_pages) ||
+      any(run.decode, [](const DecodeRow& row) { return row.c.unchecked; }) ||
+      any(run.write, [](const WriteRow& row) { return row.c.has_windows() || row.c.unchecked; }))
+    return "1.3";
+  return any(run.decode, [](const DecodeRow& row) { return row.explanation.has_value(); }) ? "1.2" : "1.1";
 }
 
 /// Formats a target's value: microseconds, a multiple as "3.40x", a share as "90%".
@@ -269,8 +330,7 @@ Json json_of(const Run& run, const std::vector<Target>& targets) {
   for (const DecodeRow& row : run.decode) decode.push_back(row_json(run, row));
   for (const WriteRow& row : run.write) write.push_back(row_json(run, row));
   for (const PrefillRow& row : run.prefill) prefill.push_back(row_json(row));
-  const bool explained = !run.decode.empty() && run.decode.front().explanation;
-  Json json = {{"schema_version", explained ? "1.2" : "1.1"},
+  Json json = {{"schema_version", version_of(run)},
                {"tool", "kvq-bench " KVQ_VERSION},
                {"decode", decode},
                {"write", write},

@@ -14,6 +14,23 @@ std::optional<double> DecodeRow::best_bf16_us() const {
   return std::min(bf16 ? bf16->median_us : sdpa->median_us, sdpa ? sdpa->median_us : bf16->median_us);
 }
 
+namespace {
+
+std::optional<double> ratio(const Timing& time, const std::optional<Timing>& baseline) {
+  if (!baseline) return std::nullopt;
+  return time.median_us / baseline->median_us;
+}
+
+}  // namespace
+
+std::optional<double> DecodeRow::checks_ratio() const { return ratio(result->time, result->unchecked); }
+std::optional<double> WriteRow::checks_ratio() const { return ratio(result->time, result->unchecked); }
+std::optional<double> WriteRow::unfused_ratio() const {
+  if (!result->unfused) return std::nullopt;
+  return result->unfused->median_us / result->time.median_us;
+}
+std::optional<double> WriteRow::windows_ratio() const { return ratio(result->time, result->coded_only); }
+
 std::optional<double> DecodeRow::speedup() const {
   const std::optional<double> best = best_bf16_us();
   if (!best) return std::nullopt;
@@ -41,7 +58,7 @@ const WriteRow* find(const Run& run, const WriteCase& c) {
   const auto at = std::find_if(run.write.begin(), run.write.end(), [&](const WriteRow& row) {
     return row.c.variant == c.variant && row.c.num_kv_heads == c.num_kv_heads && row.c.tokens == c.tokens &&
            row.c.order == c.order && row.c.dense == c.dense && row.c.transform == c.transform &&
-           row.c.clip_ratio == c.clip_ratio;
+           row.c.clip_ratio == c.clip_ratio && row.c.step == c.step && row.c.exact == c.exact;
   });
   return at == run.write.end() ? nullptr : &*at;
 }
@@ -134,7 +151,8 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     done += static_cast<double>(bytes_of(row.c).total());
   }
   for (WriteRow& row : run.write) {
-    on_progress(done, fmt::format("write {} tokens, rotation {}", row.c.tokens, rotation_name(row.c)));
+    on_progress(done, fmt::format("write {} tokens{}, rotation {}", row.c.tokens,
+                                  row.c.has_windows() ? ", windows" : "", rotation_name(row.c)));
     row.result = measure_write(device, row.c);
     done += static_cast<double>(bytes_of(row.c).total());
   }

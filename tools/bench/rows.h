@@ -23,6 +23,8 @@ struct DecodeRow {
   double bytes_per_second() const;
   /// Time of the read-only kernel over time of the decode kernel.
   double read_floor_ratio() const;
+  /// Time over the time without checks.
+  std::optional<double> checks_ratio() const;
 };
 
 struct PrefillRow {
@@ -37,6 +39,11 @@ struct WriteRow {
   WriteCase c;
   std::optional<WriteResult> result;
   double bytes_per_second() const;
+  /// Time of two kernels over the time of this one.
+  std::optional<double> unfused_ratio() const;
+  /// Time of a write with windows over the time of the same write without.
+  std::optional<double> windows_ratio() const;
+  std::optional<double> checks_ratio() const;
 };
 
 struct Run {

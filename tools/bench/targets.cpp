@@ -54,6 +54,18 @@ constexpr WriteTarget kWrite[] = {
     {"INT2 dense", "u2g128", 0.50, 32768, true},
 };
 
+/// Writes of 8192 tokens of a prompt with windows, Hadamard of order 128.
+struct WindowsTarget {
+  const char *name, *cache;
+};
+constexpr WindowsTarget kWindows[] = {{"INT2", "u2g128"}, {"INT4", "u4g128"}};
+constexpr int kWindowsTokens = 8192;
+
+/// Largest time of a write with windows, over the time of the same write without.
+constexpr double kWindowsTime = 1.15;
+
+constexpr Windows kExact = {.sink_tokens = 64, .recent_tokens = 256};
+
 /// Largest time of a write with a transform (channel scales before the Hadamard, or a matrix that is not orthogonal),
 /// over the time of the same write without one.
 constexpr double kTransformTime = 1.03;
@@ -74,8 +86,7 @@ DecodeCase case_of(const DecodeTarget& t) {
       .batch = t.batch,
       .context = t.context,
       .page_size = 64,
-      .sink_tokens = exact ? 0 : 64,
-      .recent_tokens = exact ? 0 : 256,
+      .exact = exact ? Windows{} : kExact,
       .rotation = exact ? CaseRotation::none : CaseRotation::dense,
   };
 }
@@ -90,6 +101,17 @@ WriteCase case_of(const WriteTarget& t) {
       .dense = t.dense_and_clip,
       .clip_ratio = t.dense_and_clip ? 0.96 : 1.0,
       .symmetric_rule = ScaleRule::norm,
+  };
+}
+
+WriteCase case_of(const WindowsTarget& t) {
+  return {
+      .variant = &choose_write(t.cache, t.cache, 128, true),
+      .num_kv_heads = 8,
+      .tokens = kWindowsTokens,
+      .page_size = 64,
+      .order = 128,
+      .exact = kExact,
   };
 }
 
@@ -109,8 +131,7 @@ PrefillCase case_of(const PrefillTarget& t) {
       .prefix = t.prefix,
       .chunk = t.chunk,
       .page_size = 64,
-      .sink_tokens = 64,
-      .recent_tokens = 256,
+      .exact = kExact,
       .rotation = CaseRotation::dense,
   };
 }
@@ -155,6 +176,7 @@ Run target_cases() {
     if (const DecodeCase c = case_of(t); !find(run, c)) run.decode.push_back({c, {}, {}, {}});
   for (const WriteTarget& t : kWrite) run.write.push_back({case_of(t), {}});
   for (const WriteTarget& t : kWrite) run.write.push_back({transformed(case_of(t)), {}});
+  for (const WindowsTarget& t : kWindows) run.write.push_back({case_of(t), {}});
   for (const PrefillTarget& t : kPrefill) run.prefill.push_back({case_of(t), {}, {}});
   return run;
 }
@@ -191,6 +213,16 @@ std::vector<Target> judge(const Run& run) {
         .at_most = true,
         .reached = transform_ratio(run, *find(run, transformed(case_of(t)))),
     });
+  for (const WindowsTarget& t : kWindows) {
+    const WriteRow& row = *find(run, case_of(t));
+    targets.push_back({
+        .what = fmt::format("{} write {}k with windows", t.name, kWindowsTokens / 1024),
+        .measure = "of coded only",
+        .asked = kWindowsTime,
+        .at_most = true,
+        .reached = row.result ? row.windows_ratio() : std::nullopt,
+    });
+  }
   for (const PrefillTarget& t : kPrefill) {
     const auto row =
         std::find_if(run.prefill.begin(), run.prefill.end(), [&](const PrefillRow& r) { return r.c.batch == t.batch; });

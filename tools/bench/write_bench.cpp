@@ -1,4 +1,5 @@
 #include "bench/copies.h"
+#include "bench/faults.h"
 #include "bench/kernels.h"
 #include "bench/measure.h"
 #include "bench/reference.h"
@@ -25,6 +26,7 @@ namespace {
 
 constexpr double kMostDiffering =
     2e-3;  // share of quotients so close to a rounding edge that the rotation's rounding decides
+constexpr double kMostExactError = 4e-3;  // rounding a row to bfloat16 alone gives 1.7e-3
 constexpr int kCheckedTokens = 16;
 
 std::size_t elements_of(const WriteCase& c, const TileSide& side) {
@@ -32,26 +34,79 @@ std::size_t elements_of(const WriteCase& c, const TileSide& side) {
          static_cast<std::size_t>(side.head_dim);
 }
 
-PageLayout layout_of(const WriteCase& c) { return {c.variant->k, c.variant->v, c.num_kv_heads, c.page_size}; }
+std::vector<std::int64_t> shuffled(std::int64_t count, std::mt19937& random) {
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  std::shuffle(numbers.begin(), numbers.end(), random);
+  return numbers;
+}
 
-/// One copy of the data: rows from the model and the pages that the kernel writes.
+/// Sinks and rings, which all copies of the data share: more than the L2 cache holds.
+struct WindowPools {
+  WindowPools(const Device& device, const WriteCase& c) : layouts(c.windows()) {
+    const auto take = [&](const WindowLayout& layout, int sequences, int& slots) -> std::byte* {
+      if (layout.slot_bytes() == 0) return nullptr;
+      slots = std::max(sequences, num_sets(layout.slot_bytes()));
+      const std::int64_t bytes = slots * layout.slot_bytes();
+      auto* pool = memory.take<std::byte>(static_cast<std::size_t>(bytes));
+      check(fill_rows(device.stream(), pool, bytes / 2, true, 1));
+      return pool;
+    };
+    sinks = take(layouts.sinks, 1, sink_slots);
+    rings = take(layouts.rings, c.step == WriteStep::prompt ? 1 : c.tokens, ring_slots);
+  }
+
+  Memory memory;
+  WindowLayouts layouts;
+  int sink_slots = 0, ring_slots = 0;
+  std::byte *sinks = nullptr, *rings = nullptr;
+};
+
+/// Where the tokens of a case go.
+struct Places {
+  std::int64_t num_pages = 0;
+  std::vector<std::int64_t> slots = {}, window_rows = {};
+};
+
+/// A prompt fills pages. In a decode step each token has a page and a ring of its own, and a random position behind the
+/// sinks.
+Places places_of(const WriteCase& c, const WindowPools& pools, std::mt19937& random) {
+  const bool prompt = c.step == WriteStep::prompt;
+  Places places;
+  places.num_pages = prompt ? (c.tokens + c.page_size - 1) / c.page_size : c.tokens;
+  const std::vector<std::int64_t> pages = shuffled(places.num_pages, random),
+                                  sinks = shuffled(pools.sink_slots, random),
+                                  rings = shuffled(pools.ring_slots, random);
+  const auto& [sink_layout, ring_layout] = pools.layouts;
+  const ExactTokens exact = exact_tokens(c);
+  for (int t = 0; t < c.tokens; ++t) {
+    const std::int64_t position = prompt ? t : c.exact.sink_tokens + static_cast<std::int64_t>(random() % (1 << 16));
+    places.slots.push_back(pages[static_cast<std::size_t>(prompt ? t / c.page_size : t)] * c.page_size +
+                           position % c.page_size);
+    std::int64_t row = -1;
+    if (t < exact.sink_end) row = kSinkRow + sinks.front() * sink_layout.rows + sink_layout.row(position);
+    if (t >= exact.ring_begin)
+      row = rings[static_cast<std::size_t>(prompt ? 0 : t)] * ring_layout.rows + ring_layout.row(position);
+    places.window_rows.push_back(row);
+  }
+  return places;
+}
+
+/// One copy of the data: rows from the model, and the pages that the kernel writes.
 struct Rows {
-  Rows(const Device& device, const WriteCase& c, unsigned seed) : count(bytes_of(c)) {
+  Rows(const Device& device, const WriteCase& c, const WindowPools& pools, unsigned seed)
+      : count(bytes_of(c)), windows(pools) {
     const std::size_t k_elements = elements_of(c, c.variant->k), v_elements = elements_of(c, c.variant->v);
     k = memory.take<std::uint16_t>(k_elements), v = memory.take<std::uint16_t>(v_elements);
     check(fill_rows(device.stream(), k, static_cast<std::int64_t>(k_elements), c.variant->bf16, seed));
     check(fill_rows(device.stream(), v, static_cast<std::int64_t>(v_elements), c.variant->bf16, seed + 1));
-    const PageLayout layout = layout_of(c);
-    const std::int64_t num_pages = (c.tokens + c.page_size - 1) / c.page_size;
-    pages = memory.take<std::byte>(static_cast<std::size_t>(num_pages * layout.page_bytes()));
-    check(fill_rows(device.stream(), pages, num_pages * layout.page_bytes() / 2, true, seed + 2));
-    std::vector<std::int64_t> order(static_cast<std::size_t>(num_pages));
-    std::iota(order.begin(), order.end(), 0);
     std::mt19937 random(seed);
-    std::shuffle(order.begin(), order.end(), random);
-    for (int t = 0; t < c.tokens; ++t)
-      slots.push_back(order[static_cast<std::size_t>(t / c.page_size)] * c.page_size + t % c.page_size);
-    slot_mapping = memory.put(slots);
+    places = places_of(c, pools, random);
+    const std::int64_t page_bytes = places.num_pages * c.pages().page_bytes();
+    pages = memory.take<std::byte>(static_cast<std::size_t>(page_bytes));
+    check(fill_rows(device.stream(), pages, page_bytes / 2, true, seed + 2));
+    slot_mapping = memory.put(places.slots);
+    if (c.has_windows()) window_mapping = memory.put(places.window_rows);
     const auto half = static_cast<std::size_t>(count.total() / 2);
     from = memory.take<std::byte>(half), to = memory.take<std::byte>(half);
     check(fill_rows(device.stream(), from, static_cast<std::int64_t>(half / 2), true, seed + 3));
@@ -60,15 +115,17 @@ struct Rows {
   void enter(WriteParams& p) const {
     p.k.x = k, p.v.x = v;
     p.pages = pages, p.slot_mapping = slot_mapping;
+    p.window_mapping = window_mapping;
   }
 
   Memory memory;
   RowBytes count;
   std::uint16_t *k = nullptr, *v = nullptr;
+  const WindowPools& windows;
+  Places places;
   std::byte *pages = nullptr, *from = nullptr,
             *to = nullptr;  ///< from, to: buffers of the copy baseline, which moves as many bytes
-  std::vector<std::int64_t> slots;
-  std::int64_t* slot_mapping = nullptr;
+  std::int64_t *slot_mapping = nullptr, *window_mapping = nullptr;
 };
 
 /// The plan of one side, for the codec.
@@ -118,31 +175,28 @@ struct CodeCount {
   std::int64_t seen = 0, differing = 0, far = 0;
 };
 
-/// Compares the rows of one side in the pages with the codec's codes of the same input.
+/// Compares the rows of one side with the codec's of the same input: codes in the pages, exact rows in the windows.
 class WrittenRows {
  public:
   WrittenRows(const WriteCase& c, const Rows& rows, Side which, const TensorPlan& plan)
       : c_(c),
         rows_(rows),
         which_(which),
-        layout_(layout_of(c)),
+        layout_(c.pages()),
         side_(which == Side::v ? layout_.v : layout_.k),
         bfloat_(which == Side::v ? c.variant->v_bfloat : c.variant->k_bfloat),
         plan_(plan) {}
 
   void compare(int token, CodeCount& count) const {
-    const std::int64_t slot = rows_.slots[static_cast<std::size_t>(token)];
+    const std::int64_t slot = rows_.places.slots[static_cast<std::size_t>(token)];
     const auto page_bytes = static_cast<std::size_t>(layout_.page_bytes());
     const std::vector<std::byte> page = get(rows_.pages + slot / c_.page_size * layout_.page_bytes(), page_bytes);
     const auto dim = static_cast<std::size_t>(side_.head_dim);
-    const std::uint16_t* x = which_ == Side::v ? rows_.v : rows_.k;
     for (int head = 0; head < c_.num_kv_heads; ++head) {
       const RowCodec codec(plan_, head, side_.head_dim);
-      std::vector<float> rotated(dim), numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
+      std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
       std::vector<std::uint8_t> codes(dim), their_codes(dim);
-      const auto row = static_cast<std::size_t>(token * c_.num_kv_heads + head) * dim;
-      rotate_row(plan_, head, floats_at(x + row, dim, c_.variant->bf16), rotated);
-      codec.encode(rotated, codes, numbers);
+      codec.encode(rotated(token, head), codes, numbers);
       load_page_row(layout_, which_, number_type(bfloat_), head, static_cast<int>(slot % c_.page_size), page,
                     their_codes, theirs);
       for (std::size_t i = 0; i < dim; ++i) {
@@ -152,7 +206,36 @@ class WrittenRows {
     }
   }
 
+  /// Largest relative error of a token's exact rows, 0 if it has none.
+  double exact_error(int token) const {
+    const std::int64_t at = rows_.places.window_rows[static_cast<std::size_t>(token)];
+    if (at < 0) return 0.0;
+    const bool is_sink = at >= kSinkRow;
+    const WindowPools& pools = rows_.windows;
+    const WindowLayout& layout = is_sink ? pools.layouts.sinks : pools.layouts.rings;
+    const std::int64_t row = is_sink ? at - kSinkRow : at;
+    const std::vector<std::byte> slot =
+        get((is_sink ? pools.sinks : pools.rings) + row / layout.rows * layout.slot_bytes(),
+            static_cast<std::size_t>(layout.slot_bytes()));
+    double most = 0.0;
+    for (int head = 0; head < c_.num_kv_heads; ++head) {
+      std::vector<float> found(static_cast<std::size_t>(side_.head_dim));
+      load_window_row(layout, which_, head, static_cast<int>(row % layout.rows), slot, found);
+      const std::vector<float> expected = rotated(token, head);
+      most = std::max(most, relative_error(found, std::vector<double>(expected.begin(), expected.end())));
+    }
+    return most;
+  }
+
  private:
+  std::vector<float> rotated(int token, int head) const {
+    const auto dim = static_cast<std::size_t>(side_.head_dim),
+               row = static_cast<std::size_t>(token * c_.num_kv_heads + head) * dim;
+    std::vector<float> result(dim);
+    rotate_row(plan_, head, floats_at((which_ == Side::v ? rows_.v : rows_.k) + row, dim, c_.variant->bf16), result);
+    return result;
+  }
+
   const WriteCase& c_;
   const Rows& rows_;
   Side which_;
@@ -163,18 +246,26 @@ class WrittenRows {
 };
 
 /// Share of the last tokens' codes that differ from the codec's.
-/// @throws Error{check_failed} if rounding cannot explain the differences
+/// @throws Error{check_failed} if rounding cannot explain the differences, or the differences of exact rows
 double differing_ratio(const WriteCase& c, const Rows& rows, const TensorPlan& k, const TensorPlan& v) {
   CodeCount count;
+  double exact_error = 0.0;
   for (const Side which : kSides) {
     const WrittenRows written(c, rows, which, which == Side::v ? v : k);
-    for (int token = std::max(0, c.tokens - kCheckedTokens); token < c.tokens; ++token) written.compare(token, count);
+    for (int token = std::max(0, c.tokens - kCheckedTokens); token < c.tokens; ++token) {
+      written.compare(token, count);
+      exact_error = std::max({exact_error, written.exact_error(token), written.exact_error(c.tokens - 1 - token)});
+    }
   }
   const double ratio = static_cast<double>(count.differing) / static_cast<double>(count.seen);
   if (count.far > 0 || ratio > (c.order > 1 || c.dense ? kMostDiffering : 0.0))
     throw Error{ErrorKind::check_failed,
                 fmt::format("{}: {} tokens, rotation {}: {} of {} codes are not the codec's, {} by more than one",
                             c.variant->name, c.tokens, rotation_name(c), count.differing, count.seen, count.far)};
+  if (!(exact_error <= kMostExactError))
+    throw Error{ErrorKind::check_failed,
+                fmt::format("{}: {} tokens, rotation {}: error {:.2e} of exact rows, expected at most {:.0e}",
+                            c.variant->name, c.tokens, rotation_name(c), exact_error, kMostExactError)};
   return ratio;
 }
 
@@ -183,10 +274,11 @@ double differing_ratio(const WriteCase& c, const Rows& rows, const TensorPlan& k
 WriteResult measure_write(const Device& device, const WriteCase& c) {
   const WriteVariant& variant = *c.variant;
   const RowBytes bytes = bytes_of(c);
+  const WindowPools windows(device, c);
   std::vector<std::unique_ptr<Rows>> sets;
   sets.reserve(static_cast<std::size_t>(num_sets(bytes.total())));
   for (int i = 0; i < num_sets(bytes.total()); ++i)
-    sets.push_back(std::make_unique<Rows>(device, c, static_cast<unsigned>(4 * i + 1)));
+    sets.push_back(std::make_unique<Rows>(device, c, windows, static_cast<unsigned>(4 * i + 1)));
   const auto set = [&](int i) -> const Rows& { return *sets[static_cast<std::size_t>(i) % sets.size()]; };
 
   Memory memory;
@@ -199,22 +291,38 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   p.num_tokens = c.tokens, p.num_kv_heads = c.num_kv_heads;
   p.k = side_of(c, variant.k, k_plan, memory), p.v = side_of(c, variant.v, v_plan, memory);
   p.page_shift = page_shift(c.page_size);
-  p.page_stride = layout_of(c).page_bytes();
-  const auto run = [&](int i) {
-    set(i).enter(p);
-    check(variant.run(launch, p, device.stream()));
+  p.page_stride = c.pages().page_bytes();
+  p.sinks = windows.sinks, p.sink_layout = windows.layouts.sinks;
+  p.rings = windows.rings, p.ring_layout = windows.layouts.rings;
+  const Faults faults;
+  p.extents = {static_cast<int>(set(0).places.num_pages), windows.sink_slots, windows.ring_slots};
+  p.faults = faults.record();
+  const auto run = [&](int i, WriteParams q, bool with_windows) {
+    set(i).enter(q);
+    if (!with_windows) q.window_mapping = nullptr;
+    check(variant.run(launch, q, device.stream()));
   };
   set(0).enter(p);
   check(check_write(variant, p));
 
   WriteResult result;
   device.synchronize();
-  run(0);
+  run(0, p, true);
   result.differing_ratio = differing_ratio(c, set(0), k_plan, v_plan);
   const int calls = num_calls(bytes.total());
-  result.time = device.time(calls, run);
+  const auto time = [&](const WriteParams& q, bool with_windows) {
+    return device.time(calls, [&](int i) { run(i, q, with_windows); });
+  };
+  result.time = time(p, true);
+  if (c.has_windows()) result.coded_only = time(p, false);
+  if (c.unchecked) {
+    WriteParams unchecked = p;
+    unchecked.extents = {};
+    result.unchecked = time(unchecked, true);
+  }
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
-  if (c.dense || c.transform || c.order < 8) return result;
+  faults.expect_none(fmt::format("{}: {} tokens", variant.name, c.tokens));
+  if (c.dense || c.transform || c.order < 8 || c.has_windows()) return result;
 
   // All calls share one buffer for rotated rows, as in an inference engine. If the buffer fits into the L2 cache,
   // rotated rows stay there.
