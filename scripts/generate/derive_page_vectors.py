@@ -204,21 +204,17 @@ def page_bytes(case: dict) -> bytes:
 
 
 def window_bytes(case: dict) -> bytes:
-    sink_tokens, sink_rows, ring_rows = case["sink_tokens"], case["sink_rows"], case["ring_rows"]
+    """A sink slot or a ring."""
 
     def row_of(row: dict) -> int:
-        position = row["position"]
-        return position if position < sink_tokens else sink_rows + (position - sink_tokens) % ring_rows
+        return row["position"] % case["window_rows"]
 
+    orders = {"k": list(range(case["k"].head_dim)), "v": value_order(case["v"])}
     slot = b""
     for head in range(case["num_kv_heads"]):
-        for tile in range((sink_rows + ring_rows) // TILE_TOKENS):
-            slot += exact_tile(
-                case["k"].head_dim, list(range(case["k"].head_dim)), rows_of_tile(case["rows"], "k", head, tile, row_of)
-            )
-            slot += exact_tile(
-                case["v"].head_dim, value_order(case["v"]), rows_of_tile(case["rows"], "v", head, tile, row_of)
-            )
+        for tile in range(case["window_rows"] // TILE_TOKENS):
+            for name, order in orders.items():
+                slot += exact_tile(case[name].head_dim, order, rows_of_tile(case["rows"], name, head, tile, row_of))
     return slot
 
 
@@ -273,17 +269,8 @@ def page_case(name: str, why: str, k: Side, v: Side, page_size: int, num_kv_head
     }
 
 
-def window_case(
-    name: str,
-    why: str,
-    k: Side,
-    v: Side,
-    num_kv_heads: int,
-    sink_tokens: int,
-    sink_rows: int,
-    ring_rows: int,
-    positions,
-) -> dict:
+def window_case(name: str, why: str, k: Side, v: Side, num_kv_heads: int, window_rows: int, positions) -> dict:
+    """A sink slot or a ring with made-up rows of all heads at `positions`."""
     exact = {"k": Side(k.head_dim, 16), "v": Side(v.head_dim, 16)}
     rows = [
         {"side": s, "head": head, "position": position} | made_up_row(exact[s], ord(s), head, position)
@@ -298,9 +285,7 @@ def window_case(
         "num_kv_heads": num_kv_heads,
         "k": k,
         "v": v,
-        "sink_tokens": sink_tokens,
-        "sink_rows": sink_rows,
-        "ring_rows": ring_rows,
+        "window_rows": window_rows,
         "rows": rows,
     }
 
@@ -400,31 +385,25 @@ def cases() -> list[dict]:
             1,
             (0, 3, 9, 15),
         ),
-        window_case(
-            "windows 2 bits",
-            "values in the order of their codes; both ends of the ring",
+        page_case(
+            "128 2 bits page 128",
+            "eight tiles of keys before those of values",
             a,
             a,
+            128,
             2,
-            5,
-            16,
-            32,
-            (0, 4, 5, 20, 36),
+            (0, 17, 63, 64, 127),
         ),
-        window_case("windows 2 bits wrapped", "position 37 is where 5 was", a, a, 1, 5, 16, 32, (4, 37, 68)),
-        window_case("windows 4 bits", "four words a piece", *[affine(128, 4, 64)] * 2, 1, 0, 0, 16, (7, 8, 17)),
-        window_case("windows 64 2 bits", "a single word", *[symmetric(64, 2, 64)] * 2, 1, 17, 32, 16, (0, 16, 17)),
+        window_case("sinks 2 bits", "values in the order of their codes", a, a, 2, 16, (0, 4)),
+        window_case("ring 2 bits", "both ends of the ring, two heads", a, a, 2, 32, (0, 15, 16, 31)),
+        window_case("ring 2 bits wrapped", "position 37 is where 5 was", a, a, 1, 32, (31, 37, 64)),
+        window_case("ring of three tiles", "48 rows: 100 is in row 4", a, a, 1, 48, (47, 96, 100)),
+        window_case("ring 4 bits", "four words a piece", *[affine(128, 4, 64)] * 2, 1, 16, (7, 8, 17)),
+        window_case("sinks 64 2 bits", "a single word; two tiles", *[symmetric(64, 2, 64)] * 2, 1, 32, (0, 15, 16)),
         window_case(
-            "windows 96 4 bits",
-            "an odd number of words, no exchange of chunks",
-            *[affine(96, 4, 96)] * 2,
-            1,
-            1,
-            16,
-            16,
-            (0, 6),
+            "ring 96 4 bits", "an odd number of words, no exchange of chunks", *[affine(96, 4, 96)] * 2, 1, 16, (0, 6)
         ),
-        window_case("windows of exact values", "places are channels", a, Side(64, 16), 1, 0, 0, 16, (2, 15)),
+        window_case("ring of exact values", "places are channels", a, Side(64, 16), 1, 16, (2, 15)),
     ]
 
 
@@ -449,7 +428,7 @@ def derive(case: dict) -> dict:
 def vectors_text() -> str:
     """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(derive(case)) for case in cases())
-    return f'{{"format": "kvq-page-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
+    return f'{{"format": "kvq-page-vectors", "version": "2.0", "vectors": [\n{lines}\n]}}\n'
 
 
 def main() -> int:

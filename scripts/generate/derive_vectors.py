@@ -199,13 +199,36 @@ def hex_pattern(value: Real, target: Format = BINARY32) -> str:
     return f"{pattern(value, target):0{2 * target.storage_bytes}x}"
 
 
+QUIET_NAN = {"fp32": 0x7FC00000, "fp16": 0x7E00, "bf16": 0x7FC0}
+NAMED = {"nan": 0x7FC00000, "-nan": 0xFFC00000, "snan": 0x7F800001, "inf": 0x7F800000, "-inf": 0xFF800000}
+
+
+def channel_of(text: str) -> Real | None:
+    """A channel of an input row: a decimal or a name of NAMED. NaN is None."""
+    if text in NAMED:
+        return Real(text.startswith("-"), None) if text.endswith("inf") else None
+    return from_decimal(text)
+
+
+def given_channel(text: str) -> tuple[str, str]:
+    """The fields x and x_bits of a channel."""
+    if text in NAMED:
+        return text, f"{NAMED[text]:08x}"
+    value = from_decimal(text)
+    return shortest_decimal(value), hex_pattern(value)
+
+
+def is_finite(x: Real | None) -> bool:
+    return x is not None and not x.is_infinite
+
+
 def from_decimal(text: str) -> Real:
     """The binary32 nearest to a decimal or a C hexadecimal float."""
     negative = text.startswith("-")
     digits = text.lstrip("+-")
     magnitude = Fraction(float.fromhex(digits)) if digits.startswith("0x") else Fraction(digits)
     value = rounded(Real(negative, magnitude))
-    assert not value.is_infinite, f"{text}: inputs are finite"
+    assert not value.is_infinite, f"{text}: beyond the largest binary32"
     return value
 
 
@@ -298,6 +321,40 @@ class Spec:
 
     def multiply_add(self, a: Real, b: Real, c: Real) -> Real:
         return add(multiply(a, b), c)
+
+    # Rows that are not finite
+
+    def is_poisoned(self, row: list[Real | None], case: dict) -> bool:
+        return not all(map(is_finite, row))
+
+    def quiet_nan(self, scale_type: str) -> int:
+        return QUIET_NAN[scale_type]
+
+    def poisoned_codes(self, row: list[Real | None], case: dict) -> list[int]:
+        return [0] * len(row)
+
+    def decoded_without_bits(self, poisoned: bool) -> str:
+        """A channel of width 0, decoded."""
+        return f"{QUIET_NAN['fp32']:08x}" if poisoned else hex_pattern(ZERO)
+
+    def derive_poisoned(self, row: list[Real | None], case: dict) -> dict:
+        assert case.get("centroid", 0) == 0, "sums that are not finite tie"
+        segments = (
+            [(width, size) for width, size in self.segments(case["channel_bits"]) if width]
+            if "channel_bits" in case
+            else [(case["bits"], case["group_size"])] * (len(row) // case["group_size"])
+        )
+        number = self.quiet_nan(case["scale_type"])
+        scales = [number] * len(segments)
+        zeros = scales if case["coder"] == "affine" else []
+        codes = self.poisoned_codes(row, case)
+        begins = [0, *itertools.accumulate(size for _, size in segments)]
+        parts = [(width, codes[begin : begin + size]) for (width, size), begin in zip(segments, begins)]
+        dropped = len(row) - begins[-1]
+        return {
+            **self.results(parts, scales, zeros, dropped, case),
+            "decoded_bits": [f"{QUIET_NAN['fp32']:08x}"] * begins[-1] + [self.decoded_without_bits(True)] * dropped,
+        }
 
     # Clip
 
@@ -570,8 +627,8 @@ class Spec:
     def padding(self, size: int, multiple: int) -> bytes:
         return bytes(-size % multiple)
 
-    def mixed_bytes(self, groups: list[Group], widths: list[int], numbers: bytes, index: bytes, case: dict) -> bytes:
-        codes = b"".join(self.pack_codes(g.codes, self.stored_bits(w)) for g, w in zip(groups, widths))
+    def mixed_bytes(self, parts: list[tuple[int, list[int]]], numbers: bytes, index: bytes, case: dict) -> bytes:
+        codes = b"".join(self.pack_codes(own, self.stored_bits(width)) for width, own in parts)
         row = codes + self.padding(len(codes), SCALE_TYPES[case["scale_type"]].storage_bytes) + numbers
         row += self.padding(len(row), len(index) or 1) + index
         assert len(row) <= case["row_bytes"] and case["row_bytes"] % 4 == 0, f"{case['name']}: needs {len(row)} bytes"
@@ -582,7 +639,9 @@ class Spec:
     def distance(self, row: list[Real], centroid: list[Real]) -> Real:
         return self.energy([subtract(x, m) for x, m in zip(row, centroid)])
 
-    def nearest_centroid(self, row: list[Real], centroids: list[list[Real]]) -> int:
+    def nearest_centroid(self, row: list[Real | None], centroids: list[list[Real]]) -> int:
+        if not all(map(is_finite, row)):  # all sums are NaN, or all are infinite
+            return 0
         distances = [self.distance(row, centroid) for centroid in centroids]
         return distances.index(min(distances))  # the first of equal distances
 
@@ -630,48 +689,63 @@ class Spec:
 
     def derive(self, case: dict) -> dict:
         """The expected results of one case, with the fields of vectors.md."""
-        row = [from_decimal(text) for text in case["x"]]
-        given = {**case, "x": [shortest_decimal(x) for x in row], "x_bits": [hex_pattern(x) for x in row]}
+        row = [channel_of(text) for text in case["x"]]
+        texts, bits = zip(*map(given_channel, case["x"]))
+        given = {**case, "x": list(texts), "x_bits": list(bits)}
         if "centroids_bits" in case:
             centroids = [[from_pattern(text) for text in centroid] for centroid in case["centroids_bits"]]
             given["centroid"] = self.nearest_centroid(row, centroids)
-            row = [subtract(x, m) for x, m in zip(row, centroids[given["centroid"]])]
-        return given | (self.derive_exact(row) if case["coder"] == "exact" else self.derive_coded(row, given))
+            row = [None if x is None else subtract(x, m) for x, m in zip(row, centroids[given["centroid"]])]
+        if case["coder"] == "exact":
+            return given | self.derive_exact(row)
+        return given | (self.derive_poisoned if self.is_poisoned(row, given) else self.derive_coded)(row, given)
 
-    def derive_exact(self, row: list[Real]) -> dict:
-        stored = [self.to_scale_type(x, "bf16") for x in row]
+    def exact_bits(self, x: Real | None) -> int:
+        return pattern(self.to_scale_type(x, "bf16"), SCALE_TYPES["bf16"]) if is_finite(x) else QUIET_NAN["bf16"]
+
+    def derive_exact(self, row: list[Real | None]) -> dict:
+        stored = [self.exact_bits(x) for x in row]
         return {
             "codes": [],
             "scales": [],
             "zeros": [],
-            "bytes": b"".join(struct.pack("<H", pattern(x, SCALE_TYPES["bf16"])) for x in stored).hex(),
-            "decoded_bits": [hex_pattern(x) for x in stored],
+            "bytes": b"".join(struct.pack("<H", x) for x in stored).hex(),
+            "decoded_bits": [f"{x << 16:08x}" for x in stored],
+        }
+
+    def results(self, parts: list[tuple[int, list[int]]], scales: list, zeros: list, dropped: int, case: dict) -> dict:
+        """The fields of a row but for what it decodes to.
+
+        parts: width and codes of each group or segment; scales, zeros: patterns; dropped: channels of width 0, which
+        all stand at the end
+        """
+        codes, size = [c for _, own in parts for c in own], SCALE_TYPES[case["scale_type"]].storage_bytes
+        numbers, index = b"".join(n.to_bytes(size, "little") for n in scales + zeros), self.index_bytes(case)
+        packed = (
+            self.mixed_bytes(parts, numbers, index, case)
+            if "channel_bits" in case
+            else self.pack_codes(codes, case["bits"]) + numbers + index
+        )
+        return {
+            "codes": codes + [0] * dropped,
+            "scales": [f"{n:0{2 * size}x}" for n in scales],
+            "zeros": [f"{n:0{2 * size}x}" for n in zeros],
+            "bytes": packed.hex(),
         }
 
     def derive_coded(self, row: list[Real], case: dict) -> dict:
         mixed = "channel_bits" in case
         coded = self.encode_segments(row, case) if mixed else [(case["bits"], g) for g in self.encode_groups(row, case)]
-        widths = [width for width, group in coded if group]
         groups = [group for _, group in coded if group]
+        parts = [(width, group.codes) for width, group in coded if group]
         target = SCALE_TYPES[case["scale_type"]]
-        codes = [c for g in groups for c in g.codes]
         scales = [pattern(g.scale, target) for g in groups]
         zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
-        numbers = b"".join(n.to_bytes(target.storage_bytes, "little") for n in scales + zeros)
-        index = self.index_bytes(case)
-        packed = (
-            self.mixed_bytes(groups, widths, numbers, index, case)
-            if mixed
-            else self.pack_codes(codes, case["bits"]) + numbers + index
-        )
-        dropped = len(row) - len(codes)  # channels of width 0, which all stand at the end
-        digits = 2 * target.storage_bytes
+        decoded = [hex_pattern(x) for g in groups for x in g.decoded]
+        dropped = len(row) - len(decoded)
         return {
-            "codes": codes + [0] * dropped,
-            "scales": [f"{n:0{digits}x}" for n in scales],
-            "zeros": [f"{n:0{digits}x}" for n in zeros],
-            "bytes": packed.hex(),
-            "decoded_bits": [hex_pattern(x) for g in groups for x in g.decoded] + [hex_pattern(ZERO)] * dropped,
+            **self.results(parts, scales, zeros, dropped, case),
+            "decoded_bits": decoded + [self.decoded_without_bits(False)] * dropped,
         }
 
 

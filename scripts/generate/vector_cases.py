@@ -1,6 +1,7 @@
 """The inputs of formats/vectors.json, chosen by hand, each with the reason why it is there.
 
-Numbers are decimals or C hexadecimal floats, separated by spaces; derive_vectors.py rounds them to binary32 first.
+Numbers are decimals or C hexadecimal floats, separated by spaces; derive_vectors.py rounds them to binary32 first. A
+channel may be nan, -nan, snan (signaling), inf or -inf, too.
 """
 
 LARGEST = "3.4028234663852886e38"  # the largest finite binary32
@@ -1114,6 +1115,136 @@ def exact_rows() -> list[dict]:
     ]
 
 
+def poisoned_rows() -> list[dict]:
+    """Rows that are not finite, in every coder. The other channels are ordinary ones."""
+    book, trellises = (
+        {"codebook": {w: skewed(w).split() for w in (2, 4)}},
+        [theta(b, m, TAPS[b, m]) for b, m in ((2, 2), (4, 1))],
+    )
+    return [
+        affine(
+            "NaN, affine",
+            "codes 0, s and m NaN in every group, not only in that of the channel",
+            "1 -2 3 4 5 6 nan 8",
+            2,
+            group_size=4,
+        ),
+        affine("infinity, affine", "an infinite range is not the largest number", "1 -2 3 inf", 4, scale_type="bf16"),
+        affine("-infinity, integer zero", "s and z are NaN", "1 -2 -inf 4 0.5 0.25 -0.125 3", 3, "integer", 2, "fp32"),
+        affine(
+            "NaN with a sign, integer zero",
+            "whatever NaN it is, the stored ones are positive and quiet",
+            "-nan -2 1 snan",
+            8,
+            "integer",
+        ),
+        affine(
+            "infinity and clip",
+            "the clip would bound the channel",
+            "1 -2 3 4 5 6 7 -inf",
+            2,
+            clip_ratio=0.5,
+            group_size=2,
+        ),
+        affine(
+            "infinity and clip, integer zero", "the same with z", "1 inf 3 4 5 6 7 8", 4, "integer", 4, "bf16", 0.85
+        ),
+        affine(
+            "NaN and clip", "whatever rank a NaN has", "nan 1 2 3 4 5 6 7 8 9 10 11", 5, group_size=6, clip_ratio=0.9
+        ),
+        affine("row of NaN", "all channels", "nan nan nan nan nan", 3),
+        affine("row of infinities", "both signs: a range of NaN", "inf -inf inf -inf", 1, scale_type="fp32"),
+        *(
+            symmetric(
+                f"NaN, {rule}",
+                "the largest magnitude and the sum of squares ignore no NaN",
+                "1 -2 nan 4 5 6 7 8",
+                bits,
+                rule,
+                4,
+                scale_type,
+            )
+            for bits, rule, scale_type in ((2, "absmax", "fp16"), (4, "least_squares", "bf16"), (3, "norm", "fp32"))
+        ),
+        *(
+            symmetric(
+                f"infinity, {rule}",
+                "an infinite energy of finite channels saturates, this one does not",
+                "1 -2 3 4 5 6 -inf 8",
+                bits,
+                rule,
+                2,
+                scale_type,
+            )
+            for bits, rule, scale_type in ((8, "absmax", "fp32"), (2, "least_squares", "fp16"), (2, "norm", "bf16"))
+        ),
+        *(
+            codebook(
+                f"{bad}, codebook, {rule}", "not code 2^(b-1)", f"1 -2 3 {bad} 5 6", 2, skewed(2), rule, 3, scale_type
+            )
+            for bad, rule, scale_type in (
+                ("nan", "rms", "fp16"),
+                ("inf", "norm", "bf16"),
+                ("-inf", "least_squares", "fp32"),
+            )
+        ),
+        *(
+            trellis(
+                f"{bad}, trellis, {rule}",
+                "no path is searched",
+                lattice(15, 3) + f" {bad}",
+                2,
+                2,
+                TAPS[2, 2],
+                rule,
+                8,
+                scale_type,
+            )
+            for bad, rule, scale_type in (
+                ("-nan", "rms", "bf16"),
+                ("-inf", "norm", "fp16"),
+                ("inf", "least_squares", "fp32"),
+            )
+        ),
+        trellis("NaN in groups of seven", "symmetric ones", "nan " + lattice(13, 4), 2, 1, TAPS[2, 1], "norm", 7),
+        mixed("NaN, mixed", "in one of three segments", "1 2 nan 4 5 6 7 8 9", "6*2 4*4 2*3", 12),
+        mixed(
+            "infinity, mixed codebook",
+            "channels of width 0 decode to NaN, too",
+            "1 2 3 4 5 -inf 7 8",
+            "4*2 2*4 0*2",
+            8,
+            "rms",
+            coder="codebook",
+            **book,
+        ),
+        mixed(
+            "infinity in a channel of width 0",
+            "any channel of x_rot counts, stored or not",
+            lattice(10, 5) + " inf",
+            "4*8 2*2 0*1",
+            16,
+            "norm",
+            "fp32",
+            coder="trellis",
+            trellis=trellises,
+        ),
+        residual(symmetric("NaN and a centroid", "index 0", "1 2 nan 4 5 6 7 8", 3), cloud(3, 8)),
+        residual(
+            mixed("infinity and 257 centroids, mixed", "index 0 in two bytes", "1 inf 3 4", "4*2 2 0", 8), cloud(257, 4)
+        ),
+        residual(
+            affine("residual overflows", "x is finite, x - M is not", f"{LARGEST} 1 2 3", 2, "float", 2, "bf16"),
+            ["-3e38 0 0 0", "-2e38 0 0 0"],
+        ),
+        exact(
+            "exact row that is not finite",
+            "channel by channel: infinities become NaN, the largest number saturates",
+            f"1 nan -nan snan inf -inf {LARGEST} -2",
+        ),
+    ]
+
+
 CASES = [
     *every_width(),
     *long_rows(),
@@ -1130,4 +1261,5 @@ CASES = [
     *mixed_rows(),
     *centroid_rows(),
     *exact_rows(),
+    *poisoned_rows(),
 ]

@@ -36,6 +36,22 @@ def test_the_index_stands_behind_the_scales(count, expected):
     assert packing.pack(coded, plain).tobytes().hex() == "1b" + "003c" + expected  # odd offset, no padding
 
 
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_poisoned_mixed_row(at):
+    """Any channel poisons the row, and channels of width 0 decode to NaN, too; the index becomes 0."""
+    scheme = MixedScheme.make("symmetric", (2, 2, 2, 0), "fp16", "absmax", centroids=257)
+    x = floats(1.5, 0.5, -0.5, 9, 1.5, 0.5, -0.5, 9).reshape(2, 4)
+    x[1, at] = np.inf
+    coded = dataclasses.replace(packing.encode(x, scheme), index=np.array([2, 2]))
+    packed = packing.pack(coded, scheme)
+    assert [row.tobytes().hex() for row in packed] == ["1b00003c02000000", "0000007e00000000"]
+    back = packing.unpack(packed, scheme, 4)
+    assert back.index.tolist() == [2, 0]
+    assert np.isnan(packing.decode(back, scheme)).tolist() == [[False] * 4, [True] * 4]
+    none = MixedScheme.make("symmetric", (0, 0), "fp16", "absmax")
+    assert same_bits(packing.fake_quantize(floats(np.nan, 1)[None], none), floats(0, 0)[None])
+
+
 @pytest.mark.parametrize("count", [0, 2, 300])
 @pytest.mark.parametrize("dim", [1, 2, 7, 13, 64])
 def test_mixed_rows_survive_their_bytes(dim, count):

@@ -10,6 +10,7 @@ from fractions import Fraction
 import derive_vectors as exact
 import numpy as np
 import pytest
+from code_samples import spoiled
 
 from kvq import packing
 from kvq.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
@@ -45,6 +46,7 @@ def scheme_of(vector: dict) -> AnyScheme:
     return Scheme(**{name: vector[name] for name in SCHEME_FIELDS if name in vector}, centroids=count)
 
 
+@packing.quiet
 def coded_row_of(vector: dict, nearest) -> tuple[np.ndarray, np.ndarray | None]:
     """(the row that the coder sees [1, D], the index of its centroid [1])"""
     x = patterns(vector["x_bits"])[None]
@@ -291,8 +293,44 @@ def nearest_values(self, y, trellis):
 
 
 def last_nearest_centroid(self, row, centroids):
+    if not all(map(exact.is_finite, row)):
+        return 0
     distances = [self.distance(row, centroid) for centroid in centroids]
     return max(c for c, distance in enumerate(distances) if not min(distances) < distance)
+
+
+def clip_bounds_infinity(self, row, case):
+    """Only NaN poisons a row that is clipped."""
+    if case.get("clip_ratio", 1) < 1:
+        return None in row
+    return exact.Spec.is_poisoned(self, row, case)
+
+
+def only_stored_channels(self, row, case):
+    return exact.Spec.is_poisoned(self, [x for x, width in zip(row, case.get("channel_bits", row)) if width != 0], case)
+
+
+def poisons_its_group(self, row, case):
+    """Groups whose own channels are finite keep their scales."""
+    poisoned = exact.Spec.derive_poisoned(self, row, case)
+    if "channel_bits" in case:
+        return poisoned
+    finite = self.derive_coded([x if exact.is_finite(x) else exact.ZERO for x in row], case)
+    size = case["group_size"]
+    groups = [row[i : i + size] for i in range(0, len(row), size)]
+    scales = [
+        own if all(map(exact.is_finite, g)) else nan
+        for g, own, nan in zip(groups, finite["scales"], poisoned["scales"])
+    ]
+    return {**poisoned, "scales": scales}
+
+
+def infinity_saturates(self, x):
+    return (
+        exact.QUIET_NAN["bf16"]
+        if x is None
+        else exact.pattern(self.to_scale_type(x, "bf16"), exact.SCALE_TYPES["bf16"])
+    )
 
 
 MISREADINGS = {
@@ -337,6 +375,14 @@ MISREADINGS = {
     "mixed widths straddle bytes": {"stored_bits": lambda self, width: width},
     "no alignment of scales": {"padding": lambda self, size, multiple: b""},
     "last path on a tie": {"better": lambda self, cost, best: not best < cost},
+    "the clip bounds infinities": {"is_poisoned": clip_bounds_infinity},
+    "channels of width 0 do not poison": {"is_poisoned": only_stored_channels},
+    "only the group is poisoned": {"derive_poisoned": poisons_its_group},
+    "NaN with a sign": {"quiet_nan": lambda self, t: exact.QUIET_NAN[t] | (1 << 31 if t == "fp32" else 1 << 15)},
+    "NaN with all bits": {"quiet_nan": lambda self, t: 0x7FFFFFFF if t == "fp32" else 0x7FFF},
+    "middle codes in poisoned rows": {"poisoned_codes": lambda self, row, case: [1] * len(row)},
+    "poisoned channels of width 0 are zero": {"decoded_without_bits": lambda self, poisoned: "00000000"},
+    "infinities saturate in exact rows": {"exact_bits": infinity_saturates},
     "last centroid on a tie": {"nearest_centroid": last_nearest_centroid},
     "nearest centroid is the first": {"nearest_centroid": lambda self, row, centroids: 0},
     "big-endian stream": {"pack_codes": lambda self, codes, bits: exact.Spec.pack_codes(self, codes, bits)[::-1]},
@@ -391,7 +437,7 @@ def test_torch_equals_numpy_bit_for_bit(scheme):
     torch = pytest.importorskip("torch")
     from kvq import torch_codec
 
-    x = rows(2, 61, 96)
+    x = spoiled(2, rows(2, 61, 96))
     coded = packing.encode(x, scheme)
     codes, numbers = torch_codec.encode(torch.from_numpy(x), scheme)
     assert (codes.numpy() == coded.codes).all()
@@ -403,7 +449,7 @@ def test_torch_exact_rows_equal_numpy():
     torch = pytest.importorskip("torch")
     from kvq import torch_codec
 
-    x, scheme = rows(3, 61, 13), Scheme("exact", 16)
+    x, scheme = spoiled(3, rows(3, 61, 13)), Scheme("exact", 16)
     assert float_bits(torch_codec.fake_quantize(torch.from_numpy(x), scheme).numpy()) == float_bits(
         packing.fake_quantize(x, scheme)
     )
@@ -473,12 +519,37 @@ def test_no_rows_are_coded_to_no_bytes():
         assert packing.decode(packing.unpack(packed, scheme, 12), scheme).shape == (0, 12)
 
 
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_are_poisoned_and_no_other(bad):
+    x = rows(10, 5, 12)
+    for scheme in all_schemes(6, bits=(1, 2, 3, 8)):
+        expected = packing.encode(x, scheme)
+        with_bad = x.copy()
+        with_bad[1, 5], with_bad[3] = bad, bad
+        coded = packing.encode(with_bad, scheme)
+        for i in range(len(x)):
+            if i in (1, 3):
+                assert not coded.codes[i].any() and set(float_bits(coded.numbers[i])) == {"7fc00000"}, scheme
+            else:
+                assert (coded.codes[i] == expected.codes[i]).all(), scheme
+                assert float_bits(coded.numbers[i]) == float_bits(expected.numbers[i]), scheme
+        back = packing.unpack(packing.pack(coded, scheme), scheme, 12)
+        assert float_bits(back.numbers) == float_bits(coded.numbers)
+        assert np.isnan(packing.decode(back, scheme)).all(axis=1).tolist() == [False, True, False, True, False]
+
+
+def test_exact_rows_are_poisoned_by_channel():
+    x = patterns("3f800000 7f800000 ff800000 ff800001 7f7fffff ff7fffff 80000000".split())[None]
+    coded = packing.encode(x, Scheme("exact", 16))
+    assert [f"{bits:04x}" for bits in coded.codes[0]] == "3f80 7fc0 7fc0 7fc0 7f7f ff7f 8000".split()
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_rows_that_are_not_finite_are_refused(bad):
-    x = rows(10, 3, 12)
+def test_readers_refuse_rows_that_are_not_finite(bad):
+    packing.expect_finite(x := rows(10, 3, 12))
     x[1, 5] = bad
     with pytest.raises(ValueError, match="finite"):
-        packing.encode(x, Scheme("symmetric", 2, 12, "fp16", "norm"))
+        packing.expect_finite(x)
 
 
 @pytest.mark.parametrize(

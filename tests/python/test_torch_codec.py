@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from code_samples import (
     TRELLISES,
+    any_nan,
     check_torch,
     gaussian,
     mixed_schemes,
     outliers,
     rows,
     same_bits,
+    spoiled,
     table_schemes,
     trellis,
     trellis_scheme,
@@ -20,13 +22,13 @@ from kvq import packing
 
 @pytest.mark.parametrize("scheme", table_schemes(12), ids=str)
 def test_torch_equals_numpy_for_tables(scheme, device):
-    check_torch(rows(13, 41, 24), scheme, device)
+    check_torch(spoiled(13, rows(13, 41, 24)), scheme, device)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_torch_equals_numpy_for_random_mixed_rows(seed, device):
     for scheme in mixed_schemes(seed, 70):
-        check_torch(rows(14 + seed, 23, 70), scheme, device)
+        check_torch(spoiled(seed, rows(14 + seed, 23, 70)), scheme, device)
 
 
 @pytest.mark.parametrize("size", [8, 31, 32, 33, 64, 70])
@@ -69,10 +71,12 @@ def test_torch_finds_the_same_centroids(monkeypatch, chunk, device):
     x, centroids = gaussian(16, 3, 37, 13), gaussian(17, 3, 9, 13)
     centroids[:, 7] = centroids[:, 2]
     x[:, 5] = centroids[:, 7]
+    x[1, 9, 3], x[0, 11, 12], x[2, 30, 0], x[0, 30, 1] = np.nan, np.inf, -np.inf, np.nan
     rows, entries = (torch.from_numpy(array).to(device) for array in (x, centroids))
     for heads in (slice(0, 1), slice(0, 3)):
         expected = packing.nearest_centroids(x[heads], centroids[heads])
         found = torch_codec.nearest_centroids(rows[heads], entries[heads])
         assert (found.cpu().numpy() == expected).all() and expected[5] == 2
+        assert not expected[[11, 30]].any() and (expected[9] == 0 or heads.stop == 1)
     distances = torch_codec.squared_distances(rows[0], entries[0]).cpu().numpy()
-    assert same_bits(distances, packing.squared_distances(x[0], centroids[0]))
+    assert same_bits(any_nan(distances), any_nan(packing.squared_distances(x[0], centroids[0])))

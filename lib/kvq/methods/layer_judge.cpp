@@ -1,3 +1,4 @@
+#include <kvq/codec/poisoned.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/compute/parallel.h>
@@ -21,7 +22,11 @@ std::vector<float> coded(const TensorPlan& plan, int h, const std::vector<float>
                                           : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
   std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
   const RowCodec codec(plan, h, dim);
-  for (std::size_t start = 0; start < x.size(); start += d) codec.quantize(std::span(x).subspan(start, d));
+  for (std::size_t start = 0; start < x.size(); start += d) {
+    const std::span<float> row = std::span(x).subspan(start, d);
+    expect_finite(row);
+    codec.quantize(row);
+  }
   if (!matrix.empty())
     x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
   for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];

@@ -1,4 +1,5 @@
 #include <kvq/codec/codec.h>
+#include <kvq/codec/poisoned.h>
 #include <kvq/compute/blas.h>
 #include <kvq/compute/moment.h>
 #include <kvq/core/error.h>
@@ -42,6 +43,7 @@ std::vector<float> coding_error(const std::vector<float>& rows, int dim, const R
   std::vector<float> e(rows);
   for (std::size_t start = 0; start < e.size(); start += d) {
     const std::span<float> row{e.data() + start, d};
+    expect_finite(row);
     codec.quantize(row);
     for (std::size_t j = 0; j < d; ++j) row[j] -= rows[start + j];
   }
