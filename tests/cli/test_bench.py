@@ -156,6 +156,36 @@ def test_transforms_are_measured_beside_the_same_cases_without():
     assert not any(r["transform"] for r in plan("write", "--k", "u4g128", "--tokens", 1)["write"])
 
 
+def exact_tokens(step: str, tokens: int) -> int:
+    """Tokens of a write with windows that are stored exactly by pages.md."""
+    ring_rows = (RECENT + 1 + 15) // 16 * 16  # one token may be taken back
+    return tokens if step == "decode" else min(tokens, SINKS) + min(max(0, tokens - SINKS), ring_rows)
+
+
+@needs_tool
+def test_writes_with_windows_also_store_exact_rows():
+    found = plan("write", "--k", "u2g128", "--tokens", "1,256,257,8192", "--hadamard", 128, "--windows")
+    assert found["schema_version"] == "1.3"
+    rows = found["write"]
+    assert [r.get("windows") for r in rows] == [None, "decode", None, "decode", None, "prompt", None, "prompt"]
+    for coded, r in zip(rows[::2], rows[1::2], strict=True):
+        exact = exact_tokens(r["windows"], r["tokens"])
+        assert (r["sink_tokens"], r["recent_tokens"]) == (SINKS, RECENT) and "sink_tokens" not in coded
+        assert r["read_bytes"] == coded["read_bytes"] + 8 * r["tokens"]
+        assert r["written_bytes"] == coded["written_bytes"] + exact * KV_HEADS * 4 * 128
+        assert "unfused_bytes" not in r
+        check_sets(r)
+
+
+@needs_tool
+def test_documents_have_the_lowest_version_that_has_their_fields():
+    versions = [
+        plan("write", "--k", "u2g128", "--tokens", 1, *flags)["schema_version"]
+        for flags in ([], ["--unchecked"], ["--windows", "--sinks", 0, "--recent", 0], ["--page-size", 128])
+    ]
+    assert versions == ["1.1", "1.3", "1.1", "1.3"]
+
+
 @needs_tool
 @pytest.mark.parametrize("row", [row for row in VARIANTS["dequantize"] if row["head_dim"] == 128], ids=id_of)
 def test_prefill_counts_the_keys_that_queries_see(row):
@@ -215,7 +245,7 @@ def test_a_head_dim_that_is_not_built_is_answered_with_those_that_are():
 @needs_tool
 def test_targets_are_asked_for_and_none_is_met_unmeasured():
     document = plan("targets")
-    assert len(document["targets"]) >= 22
+    assert len(document["targets"]) >= 24
     assert not any(target["met"] or "reached" in target for target in document["targets"])
     assert {row["cache"] for row in document["decode"]} == {"u2g128", "s2g128", "u4g128", "bf16"}
 
@@ -228,9 +258,13 @@ def test_output_holds_the_document(tmp_path):
 
 
 @needs_tool
-@pytest.mark.parametrize("command", ["decode", "prefill", "write", "targets"])
-def test_tables_fit_80_columns(command):
-    assert max(map(len, succeed("kvq-bench", command, "--dry-run").stdout.splitlines())) <= 80
+@pytest.mark.parametrize(
+    "flags",
+    [("decode",), ("prefill",), ("write",), ("write", "--windows", "--unchecked", "--transform"), ("targets",)],
+    ids=" ".join,
+)
+def test_tables_fit_80_columns(flags):
+    assert max(map(len, succeed("kvq-bench", *flags, "--dry-run").stdout.splitlines())) <= 80
 
 
 @needs_tool

@@ -31,7 +31,7 @@ METHODS = {
 }
 UNSERVED = {"block-gtq", "tq-mse", "kvq", "kmeans", "random"}
 TUNED = {"tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain"}
-VERBS = ("decode", "quantize_write", "demote", "dequantize", "prefill")
+VERBS = ("decode", "quantize_write", "dequantize", "prefill")
 
 
 def wide_lines(text: str) -> list[str]:
@@ -251,7 +251,7 @@ def test_layers_are_served_differently(short, tmp_path):
 
 def test_page_sizes_that_pages_lack(said):
     layout = inspect(said["tuned"][1], "--layout", "--page-size", 48)
-    assert "page_size: supported 16, 32, 64, found 48" in layout
+    assert "page_size: supported 16, 32, 64, 128, found 48" in layout
     assert all(
         layer["bytes_per_page"] is None
         for layer in inspected(said["tuned"][1], "--layout", "--page-size", 48)["layout"]["layers"]

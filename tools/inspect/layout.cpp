@@ -95,7 +95,7 @@ std::string bits_text(const RowPart& part) {
 std::string page_refusals(const Artifact& artifact, int page_size) {
   std::string text;
   if (!is_page_size(page_size))
-    text += wrapped("pages: ", fmt::format("page_size: supported 16, 32, 64, found {}", page_size));
+    text += wrapped("pages: ", fmt::format("page_size: supported 16, 32, 64, 128, found {}", page_size));
   for (const ServingGroup& group : serving_groups(artifact))
     if (!group.served.refused.empty())
       text += wrapped("pages: ", fmt::format("layers {}: {}", range_text(group.layers), serving_text(group)));

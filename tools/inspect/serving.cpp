@@ -11,7 +11,7 @@ namespace kvq {
 
 namespace {
 
-/// "decode, demote": the verbs with this kind of kernel.
+/// "decode, prefill": the verbs with this kind of kernel.
 std::string verbs_with(const ServedBy& served, KernelKind kind) {
   std::string text;
   for (const KernelVerb verb : kKernelVerbs)

@@ -37,7 +37,7 @@ ToolText selftest_text() {
                    {"kvq-selftest out.safetensors --device 3 --json", "another GPU, for programs"},
                    {"kvq-selftest out.safetensors --activation fp16", "a model in fp16"}},
       .first_flags = {"--device", "--page-size", "--activation", "--json"},
-      .words = {{"--page-size", {"16", "32", "64"}}, {"--activation", {"bf16", "fp16"}}},
+      .words = {{"--page-size", {"16", "32", "64", "128"}}, {"--activation", {"bf16", "fp16"}}},
   };
 }
 
@@ -47,7 +47,7 @@ void add_flags(CLI::App& app, SelftestFlags& f) {
       ->check(whole_number(0, 1023))
       ->capture_default_str();
   app.add_option("--page-size", f.page_size, "tokens of a page")
-      ->check(one_of({"16", "32", "64"}))
+      ->check(one_of({"16", "32", "64", "128"}))
       ->capture_default_str();
   app.add_option("--activation", f.activation, "type of queries, rows and results")
       ->check(one_of({"bf16", "fp16"}))
