@@ -16,7 +16,7 @@ enum { LAYERS = 6, Q_HEADS = 8, KV_HEADS = 2, DIM = 128 }; /* sample_data/model 
 enum { PAGE = 64, PROMPT = 600, STEPS = 64, TOKENS = PROMPT + STEPS, PAGES = (TOKENS + PAGE - 1) / PAGE };
 
 static kvq_error error; /* every call of kvq writes it */
-static void* allocated[2 * LAYERS + 10];
+static void* allocated[3 * LAYERS + 10];
 static int num_allocated;
 
 /* A fault ends the program. */
@@ -76,80 +76,87 @@ int main(int argc, char** argv) {
   check(kvq_model_device_bytes(model, &bytes, &error));
   check(kvq_model_upload(model, take(bytes), bytes, stream, &device_model, &error));
 
-  /* The paged cache: in each layer all pages and one window slot. */
+  /* The paged cache: in each layer all pages, one sink slot and one ring slot. Slots are for the exact windows; if the
+   * artifact has none, the pools are empty. */
+  kvq_cache_options extents;
   kvq_layer_pools pools[LAYERS];
   kvq_cache* cache;
+  KVQ_INIT(extents);
+  extents.num_pages = PAGES;
+  extents.num_sink_slots = info.sink_tokens > 0, extents.num_ring_slots = info.recent_tokens > 0;
   for (int layer = 0; layer < LAYERS; ++layer) {
     kvq_layer_info sizes;
     KVQ_INIT(sizes), KVQ_INIT(pools[layer]);
     check(kvq_model_query_layer(model, layer, &sizes, &error));
     pools[layer].pages = take(PAGES * (size_t)sizes.page_bytes);
-    pools[layer].windows = take((size_t)sizes.window_slot_bytes);
+    pools[layer].sinks = take((size_t)sizes.sink_slot_bytes);
+    pools[layer].rings = take((size_t)sizes.ring_slot_bytes);
   }
-  check(kvq_cache_device_bytes(device_model, &bytes, &error));
-  check(kvq_cache_create(device_model, pools, LAYERS, take(bytes), bytes, stream, &cache, &error));
+  check(kvq_cache_device_bytes(device_model, &extents, &bytes, &error));
+  check(kvq_cache_create(device_model, &extents, pools, LAYERS, take(bytes), bytes, stream, &cache, &error));
 
-  /* One plan of each kind serves all layers, because all have one format. The workspace serves all calls, because they
-   * follow each other on one stream. */
-  kvq_step_options step_options;
+  /* One plan of each kind serves all layers, because all have one format. The workspace serves both kinds of attention,
+   * because the calls follow each other on one stream. */
   kvq_prefill_options prefill_options;
   kvq_decode_options decode_options;
-  kvq_step_plan* step_plan;
   kvq_write_plan* write_plan;
   kvq_prefill_plan* prefill_plan;
   kvq_decode_plan* decode_plan;
   size_t workspace_bytes;
-  KVQ_INIT(step_options), KVQ_INIT(prefill_options), KVQ_INIT(decode_options);
-  step_options.max_batch = prefill_options.max_batch = decode_options.max_batch = 1;
-  step_options.max_tokens = prefill_options.max_queries = prefill_options.max_keys = PROMPT;
-  check(kvq_step_plan_create(device_model, &step_options, &step_plan, &error));
-  check(kvq_write_plan_create(model, 0, &write_plan, &error));
+  KVQ_INIT(prefill_options), KVQ_INIT(decode_options);
+  prefill_options.max_batch = decode_options.max_batch = 1;
+  prefill_options.max_queries = prefill_options.max_keys = PROMPT;
+  check(kvq_write_plan_create(model, 0, NULL, &write_plan, &error));
   check(kvq_prefill_plan_create(model, 0, &prefill_options, &prefill_plan, &error));
   check(kvq_decode_plan_create(model, 0, &decode_options, &decode_plan, &error));
-  check(kvq_step_workspace_bytes(step_plan, &workspace_bytes, &error));
-  check(kvq_prefill_workspace_bytes(prefill_plan, &bytes, &error));
-  if (bytes > workspace_bytes) workspace_bytes = bytes;
+  check(kvq_prefill_workspace_bytes(prefill_plan, &workspace_bytes, &error));
   check(kvq_decode_workspace_bytes(decode_plan, &bytes, &error));
   if (bytes > workspace_bytes) workspace_bytes = bytes;
   void* workspace = take(workspace_bytes);
 
-  /* What a step reads: lengths, window slot and block table, in the same order on host and device. The sequence has its
-   * pages in descending order, because pages need not be neighbors. */
+  /* What a step reads: the sequence's number, lengths, slots and block table, in the same order on host and device. The
+   * sequence has its pages in descending order, because pages need not be neighbors. */
   struct {
-    int32_t seq_len, prefix_len, token_indptr[2], window_slot, page_table[PAGES];
-  } tables = {0}, *on_device = take(sizeof tables);
+    uint64_t id;
+    int32_t seq_len, prefix_len, token_indptr[2], sink_slot, ring_slot, page_table[PAGES];
+  } tables = {.id = 1}, *on_device = take(sizeof tables);
   for (int i = 0; i < PAGES; ++i) tables.page_table[i] = PAGES - 1 - i;
   uint16_t *q = take_random_rows(Q_HEADS * DIM), *out = take(2 * PROMPT * Q_HEADS * DIM);
   uint16_t *k = take_random_rows(KV_HEADS * DIM), *v = take_random_rows(KV_HEADS * DIM);
+
+  /* One description of the sequences serves all calls. exact_from stays null, because the sequence begins empty. */
+  kvq_sequences sequences;
+  KVQ_INIT(sequences);
+  sequences.batch = 1;
+  sequences.seq_lens = &on_device->seq_len;
+  sequences.page_table = on_device->page_table, sequences.page_table_stride = PAGES;
+  if (info.sink_tokens > 0) sequences.sink_slots = &on_device->sink_slot;
+  if (info.recent_tokens > 0) sequences.ring_slots = &on_device->ring_slot;
+  sequences.sequence_ids = &on_device->id;
 
   kvq_step_args step;
   kvq_write_args write;
   kvq_prefill_args prefill;
   kvq_decode_args decode;
   KVQ_INIT(step), KVQ_INIT(write), KVQ_INIT(prefill), KVQ_INIT(decode);
-  step.batch = prefill.batch = decode.batch = 1;
-  step.seq_lens = prefill.seq_lens = decode.seq_lens = &on_device->seq_len;
-  step.page_table = prefill.page_table = decode.page_table = on_device->page_table;
-  step.page_table_stride = prefill.page_table_stride = decode.page_table_stride = PAGES;
+  step.sequences = prefill.sequences = decode.sequences = &sequences;
   step.token_indptr = prefill.q_indptr = on_device->token_indptr;
   prefill.prefix_lens = &on_device->prefix_len;
   write.slot_mapping = step.slot_mapping = take(PROMPT * sizeof(int64_t));
-  if (info.sink_tokens + info.recent_tokens > 0) { /* exact windows */
-    step.window_slots = prefill.window_slots = decode.window_slots = &on_device->window_slot;
+  if (sequences.sink_slots || sequences.ring_slots)
     write.window_mapping = step.window_mapping = take(PROMPT * sizeof(int64_t));
-  }
   prefill.out = decode.out = out;
-  step.workspace = prefill.workspace = decode.workspace = workspace;
-  step.workspace_bytes = prefill.workspace_bytes = decode.workspace_bytes = workspace_bytes;
+  prefill.workspace = decode.workspace = workspace;
+  prefill.workspace_bytes = decode.workspace_bytes = workspace_bytes;
 
   /* The first step takes the prompt, each later one a token. */
   for (int before = 0, count = PROMPT; before < TOKENS; before += count, count = 1) {
     tables.seq_len = before + count, tables.prefix_len = before, tables.token_indptr[1] = count;
     check_cuda(cudaMemcpyAsync(on_device, &tables, sizeof tables, cudaMemcpyHostToDevice, stream));
-    step.num_tokens = write.num_tokens = count;
+    step.num_tokens = write.num_tokens = prefill.num_tokens = count;
     prefill.q = decode.q = q + before * Q_HEADS * DIM;
     prefill.k = write.k = k + before * KV_HEADS * DIM, prefill.v = write.v = v + before * KV_HEADS * DIM;
-    check(kvq_step_run(step_plan, cache, &step, stream, &error));
+    check(kvq_step_run(cache, &step, stream, &error));
     for (int layer = 0; layer < LAYERS; ++layer) {
       /* Here an engine computes q, k and v of the layer. After attention it goes on with `out`. */
       check(kvq_write_run(write_plan, cache, layer, &write, stream, &error));
@@ -158,6 +165,15 @@ int main(int argc, char** argv) {
     }
     check_cuda(cudaStreamSynchronize(stream)); /* an engine waits here for the token that it samples */
   }
+
+  /* What the device alone can see, such as a page beyond the pool. An engine asks now and then. */
+  kvq_fault fault;
+  char message[128];
+  KVQ_INIT(fault);
+  check(kvq_fault_query(cache, &fault, stream, &error));
+  snprintf(message, sizeof message, "fault: %s, sequence %d, layer %d, value %lld", kvq_fault_string(fault.code),
+           fault.sequence, fault.layer, (long long)fault.value);
+  require(fault.code == KVQ_FAULT_NONE, message);
 
   uint16_t row[DIM];
   check_cuda(cudaMemcpy(row, out, sizeof row, cudaMemcpyDeviceToHost));
@@ -168,7 +184,6 @@ int main(int argc, char** argv) {
   kvq_decode_plan_destroy(decode_plan);
   kvq_prefill_plan_destroy(prefill_plan);
   kvq_write_plan_destroy(write_plan);
-  kvq_step_plan_destroy(step_plan);
   kvq_cache_destroy(cache);
   kvq_device_model_destroy(device_model);
   kvq_model_destroy(model);

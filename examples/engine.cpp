@@ -1,10 +1,11 @@
-// A serving engine in small, in C++20: two sequences of different length in one batch, for each tensor-parallel rank.
+// A serving engine in small, in C++20: two sequences of different length in one batch, then a prefix hit and a fork,
+// for each tensor-parallel rank.
 //
 //     example-engine-cpp ARTIFACT.safetensors
 //
-// Random numbers stand for the model's queries, keys and values. kvq::runtime::PagedCache owns pages, window slots and
-// block tables, which engine.c keeps itself. The ranks run one after the other here; each has a device of its own in an
-// engine.
+// Random numbers stand for the model's queries, keys and values. kvq::runtime::PagedCache owns pages, slots, block
+// tables and a prefix tree; engine.c keeps its pages and tables itself. The ranks run one after the other here; each
+// has a device of its own in an engine.
 #include <cuda_runtime_api.h>
 #include <kvq/runtime/paged_cache.h>
 #include <kvq/runtime.hpp>
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -26,6 +28,7 @@ using namespace kvq::runtime;
 constexpr int kLayers = 6, kQHeads = 8, kKvHeads = 2, kDim = 128;  // sample_data/model
 constexpr int kRanks = 2, kPage = 64, kSteps = 64;
 constexpr int kLongPrompt = 600, kShortPrompt = 150, kPrompts = kLongPrompt + kShortPrompt;
+constexpr int kRows = kPrompts + 2 * kSteps + kLongPrompt;  // of all steps, at most
 
 void require(bool holds, const char* message) {
   if (!holds) throw std::runtime_error(message);
@@ -97,7 +100,7 @@ void serve(const std::string& path, int rank) {
 
   // If the pages do not suffice, step() returns false, and an engine then preempts a sequence. Here they suffice.
   const int pages = (kLongPrompt + kSteps) / kPage + (kShortPrompt + kSteps) / kPage + 2;
-  PagedCache cache(model, device_model, {.num_pages = pages, .max_sequences = 2, .max_tokens = kPrompts}, stream);
+  PagedCache cache(model, device_model, {.num_pages = pages, .max_sequences = 3, .max_tokens = kPrompts}, stream);
   const std::int32_t long_one = cache.create(), short_one = cache.create();
 
   // One plan of each kind serves all layers, because all have one format. The workspace serves both kinds of attention,
@@ -113,57 +116,64 @@ void serve(const std::string& path, int rank) {
   const kvq_layer_info layer_info = model.layer(0);
   const int q_row = layer_info.num_q_heads * kDim, kv_row = layer_info.num_kv_heads * kDim;
   std::mt19937 random(static_cast<unsigned>(rank));
-  const auto q = random_rows(kPrompts + 2 * kSteps, q_row, random);
-  const auto k = random_rows(kPrompts + 2 * kSteps, kv_row, random);
-  const auto v = random_rows(kPrompts + 2 * kSteps, kv_row, random);
+  const auto q = random_rows(kRows, q_row, random);
+  const auto k = random_rows(kRows, kv_row, random);
+  const auto v = random_rows(kRows, kv_row, random);
   const DeviceArray<std::uint16_t> out(static_cast<std::size_t>(kPrompts) * static_cast<std::size_t>(q_row));
   auto error = init<kvq_error>();
   const auto ran = [&](kvq_status status) { require(status == KVQ_OK, error.message); };
 
-  // Both prompts in one chunk. Arguments that prefill shares with decode come from the cache.
-  require(cache.step(std::vector<kvq::Growth>{{long_one, kLongPrompt}, {short_one, kShortPrompt}}, stream), "no pages");
-  const DeviceArray<std::int32_t> indptr(std::vector<std::int32_t>{0, kLongPrompt, kPrompts});
-  const DeviceArray<std::int32_t> prefixes(std::vector<std::int32_t>{0, 0});
-  kvq_write_args write = cache.write_args();
-  write.k = k.get(), write.v = v.get();
-  kvq_decode_args tables = cache.decode_args();
-  auto prefill = init<kvq_prefill_args>();
-  prefill.batch = tables.batch, prefill.seq_lens = tables.seq_lens, prefill.window_slots = tables.window_slots;
-  prefill.page_table = tables.page_table, prefill.page_indptr = tables.page_indptr;
-  prefill.q_indptr = indptr.get(), prefill.prefix_lens = prefixes.get();
-  prefill.q = q.get(), prefill.k = k.get(), prefill.v = v.get(), prefill.out = out.get();
-  prefill.workspace = workspace.get(), prefill.workspace_bytes = workspace.bytes();
-  for (int layer = 0; layer < kLayers; ++layer) {
-    ran(write_plan.run(cache.handle(), layer, write, stream, &error));
-    ran(prefill_plan.run(cache.handle(), layer, prefill, stream, &error));
-  }
-
-  // Decode. The short sequence ends after half of the steps, and its pages are free again.
-  std::vector<kvq::Growth> batch = {{long_one, 1}, {short_one, 1}};
-  int next_row = kPrompts;
-  for (int i = 0; i < kSteps; ++i) {
-    if (i == kSteps / 2) cache.destroy(short_one), batch.pop_back();
+  // A step: all layers write the new tokens and attend. The arguments that describe the sequences come from the cache.
+  int next_row = 0;
+  const auto step = [&](const std::vector<kvq::Growth>& batch, bool is_prefill) {
     require(cache.step(batch, stream), "no pages");
-    write = cache.write_args();
-    write.k = k.get() + next_row * kv_row, write.v = v.get() + next_row * kv_row;
+    kvq_write_args write = cache.write_args();
+    kvq_prefill_args prefill = cache.prefill_args();
     kvq_decode_args decode = cache.decode_args();
-    decode.q = q.get() + next_row * q_row, decode.out = out.get();
-    decode.workspace = workspace.get(), decode.workspace_bytes = workspace.bytes();
+    prefill.q = decode.q = q.get() + next_row * q_row;
+    write.k = prefill.k = k.get() + next_row * kv_row, write.v = prefill.v = v.get() + next_row * kv_row;
+    prefill.out = decode.out = out.get();
+    prefill.workspace = decode.workspace = workspace.get();
+    prefill.workspace_bytes = decode.workspace_bytes = workspace.bytes();
     for (int layer = 0; layer < kLayers; ++layer) {
       ran(write_plan.run(cache.handle(), layer, write, stream, &error));
-      ran(decode_plan.run(cache.handle(), layer, decode, stream, &error));
+      ran(is_prefill ? prefill_plan.run(cache.handle(), layer, prefill, stream, &error)
+                     : decode_plan.run(cache.handle(), layer, decode, stream, &error));
     }
-    next_row += static_cast<int>(batch.size());
+    next_row += write.num_tokens;
+  };
+
+  // Each prompt is one chunk. The short sequence ends after half of the decode steps, and its pages are free again.
+  step({{long_one, kLongPrompt}, {short_one, kShortPrompt}}, true);
+  std::vector<kvq::Growth> batch = {{long_one, 1}, {short_one, 1}};
+  for (int i = 0; i < kSteps; ++i) {
+    if (i == kSteps / 2) cache.destroy(short_one), batch.pop_back();
+    step(batch, false);
   }
 
+  // The long prompt again: the new sequence shares the full pages of the first one, and prefill takes the other tokens.
+  std::vector<std::int32_t> tokens(kLongPrompt);  // stand for the tokenizer's numbers
+  std::iota(tokens.begin(), tokens.end(), 0);
+  cache.insert(long_one, tokens);
+  const auto [again, hit_tokens] = cache.create(tokens);
+  step({{again, kLongPrompt - static_cast<int>(hit_tokens)}}, true);
+
+  // A fork shares all pages until one of both writes into the last one, which is then copied.
+  const std::int32_t twin = cache.fork(again, stream);
+  step({{again, 1}, {twin, 1}}, false);
+
+  const kvq_fault fault = cache.handle().fault(stream);  // what the device alone can see
+  if (fault.code != KVQ_FAULT_NONE)
+    throw std::runtime_error("fault: " + std::string(kvq_fault_string(fault.code)) + ", sequence " +
+                             std::to_string(fault.sequence) + ", layer " + std::to_string(fault.layer) + ", value " +
+                             std::to_string(fault.value));
   std::vector<std::uint16_t> row(static_cast<std::size_t>(q_row));
-  check(cudaStreamSynchronize(stream));
   check(cudaMemcpy(row.data(), out.get(), row.size() * sizeof row[0], cudaMemcpyDeviceToHost));
   for (const std::uint16_t bits : row)  // larger bits are larger magnitudes, infinity or NaN
     require((bits & 0x7FFF) <= 0x3F80, "a mean of values in [-1, 1] lies outside");
-  std::printf("rank %d of %d: %d query heads from %d, %d KV heads from %d; served 2 sequences, %d tokens cached\n",
+  std::printf("rank %d of %d: %d query heads from %d, %d KV heads from %d; served 4 sequences, a hit of %d tokens\n",
               rank, kRanks, layer_info.num_q_heads, layer_info.first_q_head, layer_info.num_kv_heads,
-              layer_info.first_kv_head, static_cast<int>(cache.allocator().length(long_one)));
+              layer_info.first_kv_head, static_cast<int>(hit_tokens));
 }
 
 }  // namespace

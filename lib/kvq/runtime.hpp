@@ -112,9 +112,9 @@ class DeviceModel {
     handle_.reset(device_model);
   }
   const kvq_device_model* get() const noexcept { return handle_.get(); }
-  std::size_t cache_bytes() const {
+  std::size_t cache_bytes(const kvq_cache_options& options) const {
     std::size_t bytes = 0;
-    call(kvq_cache_device_bytes, get(), &bytes);
+    call(kvq_cache_device_bytes, get(), &options, &bytes);
     return bytes;
   }
 
@@ -122,56 +122,51 @@ class DeviceModel {
   detail::Owner<kvq_device_model, kvq_device_model_destroy> handle_;
 };
 
-/// The caller's pools, bound to a device model, which must outlive it.
+/// The caller's pools, bound to a device model.
 class Cache {
  public:
-  Cache(const DeviceModel& model, const std::vector<kvq_layer_pools>& pools, void* memory, std::size_t bytes,
-        kvq_stream stream) {
+  Cache(const DeviceModel& model, const kvq_cache_options& options, const std::vector<kvq_layer_pools>& pools,
+        void* memory, std::size_t bytes, kvq_stream stream) {
     kvq_cache* cache = nullptr;
-    call(kvq_cache_create, model.get(), pools.data(), static_cast<std::int32_t>(pools.size()), memory, bytes, stream,
-         &cache);
+    call(kvq_cache_create, model.get(), &options, pools.data(), static_cast<std::int32_t>(pools.size()), memory, bytes,
+         stream, &cache);
     handle_.reset(cache);
   }
   const kvq_cache* get() const noexcept { return handle_.get(); }
-  kvq_kernel_info demote_kernel(std::int32_t layer) const {
-    auto info = init<kvq_kernel_info>();
-    call(kvq_cache_demote_kernel, get(), layer, &info);
-    return info;
+
+  [[nodiscard]] kvq_status step(const kvq_step_args& args, kvq_stream stream,
+                                kvq_error* error = nullptr) const noexcept {
+    return kvq_step_run(get(), &args, stream, error);
+  }
+  [[nodiscard]] kvq_status copy(const kvq_copy_args& args, kvq_stream stream,
+                                kvq_error* error = nullptr) const noexcept {
+    return kvq_copy_run(get(), &args, stream, error);
+  }
+  /// Bytes of one entry of a kvq_copy_kind in a buffer.
+  std::size_t copy_bytes(std::int32_t kind) const {
+    std::size_t bytes = 0;
+    call(kvq_copy_bytes, get(), kind, &bytes);
+    return bytes;
+  }
+  /// The first fault since the last call. Waits for the stream.
+  kvq_fault fault(kvq_stream stream) const {
+    auto fault = init<kvq_fault>();
+    call(kvq_fault_query, get(), &fault, stream);
+    return fault;
   }
 
  private:
   detail::Owner<kvq_cache, kvq_cache_destroy> handle_;
 };
 
-class StepPlan {
- public:
-  StepPlan(const DeviceModel& model, std::int32_t max_batch, std::int32_t max_tokens) {
-    auto options = init<kvq_step_options>();
-    options.max_batch = max_batch, options.max_tokens = max_tokens;
-    kvq_step_plan* plan = nullptr;
-    call(kvq_step_plan_create, model.get(), &options, &plan);
-    handle_.reset(plan);
-  }
-  const kvq_step_plan* get() const noexcept { return handle_.get(); }
-  std::size_t workspace_bytes() const {
-    std::size_t bytes = 0;
-    call(kvq_step_workspace_bytes, get(), &bytes);
-    return bytes;
-  }
-  [[nodiscard]] kvq_status run(const Cache& cache, const kvq_step_args& args, kvq_stream stream,
-                               kvq_error* error = nullptr) const noexcept {
-    return kvq_step_run(get(), cache.get(), &args, stream, error);
-  }
-
- private:
-  detail::Owner<kvq_step_plan, kvq_step_plan_destroy> handle_;
-};
-
 class WritePlan {
  public:
-  WritePlan(const Model& model, std::int32_t layer) {
+  /// @param flags  KVQ_PLAN_...
+  WritePlan(const Model& model, std::int32_t layer, std::uint32_t flags = 0) {
+    auto options = init<kvq_write_options>();
+    options.flags = flags;
     kvq_write_plan* plan = nullptr;
-    call(kvq_write_plan_create, model.get(), layer, &plan);
+    call(kvq_write_plan_create, model.get(), layer, &options, &plan);
     handle_.reset(plan);
   }
   const kvq_write_plan* get() const noexcept { return handle_.get(); }
@@ -191,9 +186,10 @@ class WritePlan {
 
 class DecodePlan {
  public:
-  DecodePlan(const Model& model, std::int32_t layer, std::int32_t max_batch) {
+  /// @param flags  KVQ_PLAN_...
+  DecodePlan(const Model& model, std::int32_t layer, std::int32_t max_batch, std::uint32_t flags = 0) {
     auto options = init<kvq_decode_options>();
-    options.max_batch = max_batch;
+    options.max_batch = max_batch, options.flags = flags;
     kvq_decode_plan* plan = nullptr;
     call(kvq_decode_plan_create, model.get(), layer, &options, &plan);
     handle_.reset(plan);
