@@ -31,35 +31,33 @@ __device__ __forceinline__ std::byte* window_tiles(const WriteParams& p, std::in
                          : p.rings + p.ring_layout.tile_pair(row, head);
 }
 
-/// Destinations of the warp's tokens in pages: lane i gets that of token i, i = 0..15; negative: not stored. Load them
-/// early to hide the latency.
-__device__ __forceinline__ std::int64_t load_slots(const WriteParams& p, int first_token, int lane) {
+/// Where the warp's tokens go: lane i has that of token i, i = 0..15; negative: nowhere. They are not checked yet,
+/// because a check waits for the loads.
+struct Destinations {
+  std::int64_t slot, window_row;
+};
+/// Load them early to hide the latency.
+__device__ __forceinline__ Destinations load_destinations(const WriteParams& p, int first_token, int lane) {
   const int token = first_token + lane;
-  return lane < kTileTokens && token < p.num_tokens ? checked_slot(p, __ldcg(p.slot_mapping + token)) : -1;
+  if (lane >= kTileTokens || token >= p.num_tokens) return {-1, -1};
+  return {__ldcg(p.slot_mapping + token), p.window_mapping ? __ldcg(p.window_mapping + token) : -1};
 }
 
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
-/// @param slots  load_slots()
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
-                                           std::int64_t slots, int first_token, int head, int head_bytes,
-                                           int side_offset, int lane) {
-  if (p.window_mapping) {
-    const int token = first_token + lane;
-    const std::int64_t mapped =
-        lane < kTileTokens && token < p.num_tokens ? checked_window_row(p, __ldcg(p.window_mapping + token)) : -1;
-    if (__any_sync(kAll, mapped >= 0)) {
-      std::int64_t row[2];
-      of_own_tokens(mapped, lane, row);
-      const auto tile_of = [&](std::int64_t at) {
-        return window_tiles(p, at, head) + (value ? p.ring_layout.k.bytes() : 0);
-      };
-      store_exact<Side>(rows, row, tile_of, value, lane);
-    }
+                                           Destinations to, int head, int head_bytes, int side_offset, int lane) {
+  if (__any_sync(kAll, to.window_row >= 0)) {
+    std::int64_t row[2];
+    of_own_tokens(checked_window_row(p, to.window_row), lane, row);
+    const auto tile_of = [&](std::int64_t at) {
+      return window_tiles(p, at, head) + (value ? p.ring_layout.k.bytes() : 0);
+    };
+    store_exact<Side>(rows, row, tile_of, value, lane);
   }
   const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
                           Side::side().bytes()};
-  quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
+  quantize_rows<Side>(rows, from, checked_slot(p, to.slot), tile_of, value, lane);
 }
 
 }  // namespace kvq::write

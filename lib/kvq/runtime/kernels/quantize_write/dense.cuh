@@ -180,7 +180,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   if (Block::kResident && begin < p.num_tokens) fetch(begin + warp_in_run * kTileTokens, 0);
   for (int first = begin; first < p.num_tokens; first += stride) {
     const int first_token = first + warp_in_run * kTileTokens;
-    const std::int64_t slots = load_slots(p, first_token, lane);
+    const Destinations to = load_destinations(p, first_token, lane);
     uint4 raw[2][kDim / 32];
     prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;
@@ -212,7 +212,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
       for (int i = 0; i < 4; ++i)
         rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kColumnBlockTiles][n % kColumnBlockTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
-    store_rows<Side>(p, from, rows, value, slots, first_token, head, head_bytes, side_offset, lane);
+    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, lane);
   }
 }
 

@@ -61,7 +61,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
                                            int first_token, const WarpShared<Side::kHeadDim, kScaled>& shared,
                                            Next next, int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
-  const std::int64_t slots = load_slots(p, first_token, lane);
+  const Destinations to = load_destinations(p, first_token, lane);
   uint4 raw[2][kSteps];
   ptx::cp_async_wait_group<0>();
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
   next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
-  store_rows<Side>(p, from, rows, job.value, slots, first_token, job.head, job.head_bytes, job.side_offset, lane);
+  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, lane);
 }
 
 /// Each warp loops over its runs and prefetches its next rows. Grid: any with at least one warp for each job. If the
