@@ -80,38 +80,4 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
   }
 }
 
-/// The reverse of store_exact(); rows with a negative `row` become zeros.
-template <typename Side, typename TileOf>
-__device__ __forceinline__ void load_exact(Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of, bool value,
-                                           int lane) {
-  constexpr int kDim = Side::kHeadDim;
-  const int t = lane & 3;
-  const auto unpack = [](unsigned two, float& low, float& high) {
-    low = __uint_as_float(two << 16), high = __uint_as_float(two & 0xFFFF0000u);
-  };
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const std::byte* tile = row[r] < 0 ? nullptr : tile_of(row[r]);
-    const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
-    auto& x = rows.x[r];
-    if (Side::kExact || !value) {
-#pragma unroll
-      for (int j = 0; j < Rows<Side>::kSteps; ++j) {
-        uint4 eight = make_uint4(0, 0, 0, 0);
-        if (tile) eight = *reinterpret_cast<const uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t));
-        unpack(eight.x, x[j][0], x[j][1]), unpack(eight.y, x[j][2], x[j][3]);
-        unpack(eight.z, x[j][4], x[j][5]), unpack(eight.w, x[j][6], x[j][7]);
-      }
-    } else if constexpr (!Side::kExact) {
-#pragma unroll
-      for (int chunk = 0; chunk < kDim / 8; ++chunk) {
-        const TransposedChannel a = transposed_channel<Side>(chunk, 0), b = transposed_channel<Side>(chunk, 1);
-        unsigned two = 0;
-        if (tile) two = *reinterpret_cast<const unsigned*>(tile + exact_offset(kDim, token, 8 * chunk + 2 * t));
-        unpack(two, x[a.step][a.element], x[b.step][b.element]);
-      }
-    }
-  }
-}
-
 }  // namespace kvq::write
