@@ -1,5 +1,6 @@
-# kvq_variants(<variants.json> <out variable> <prefill out variable>) writes one .cu for each entry of variants.json and
-# the lookup tables into the build folder, and returns their names. A file is written only if its text changes.
+include(KvqKernelTable)
+
+# The template arguments of one side of a format.
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
     set(${out} "SideTraits<${head_dim}, 16, ${head_dim}, 0>" PARENT_SCOPE)
@@ -18,40 +19,31 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are the template arguments of a row, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and
-# @GROUP_WARPS@ stand for the row's. Rows of a kind that does not know the cache's format have neither k nor v; rows
-# need an activation only for @TYPE@.
-function(kvq_variant_kind table kind out)
+# One kind of kernel. ARGUMENTS are its template arguments, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @GROUP_WARPS@
+# stand for those of a kernel.
+function(kvq_variant_kind kernels which kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
-  file(READ ${table} json)
-  string(JSON count LENGTH "${json}" ${kind})
-  math(EXPR last "${count} - 1")
   set(files "")
   set(declarations "")
   set(rows "")
-  foreach(i RANGE ${last})
-    string(JSON head_dim GET "${json}" ${kind} ${i} head_dim)
+  foreach(kernel ${kernels})
+    kvq_kernel_fields("${kernel}")
+    if(NOT verb STREQUAL kind OR (which STREQUAL "tests" AND NOT tested))
+      continue()
+    endif()
     set(name ${kind}_d${head_dim})
     set(k_side "")
     set(v_side "")
-    string(JSON k ERROR_VARIABLE none GET "${json}" ${kind} ${i} k)
-    if(NOT none)
-      string(JSON v GET "${json}" ${kind} ${i} v)
+    if(k)
       kvq_side(${k} ${head_dim} k_side)
       kvq_side(${v} ${head_dim} v_side)
       string(APPEND name _${k}_${v})
     endif()
-    string(JSON heads ERROR_VARIABLE none GET "${json}" ${kind} ${i} heads)
-    set(group_warps 0)
-    if(NOT none)
+    if(heads)
       string(APPEND name _h${heads})
-      math(EXPR group_warps "${heads} / 4")
     endif()
-    set(activation none)
-    if(ARG_ARGUMENTS MATCHES "@TYPE@")
-      string(JSON activation GET "${json}" ${kind} ${i} activation)
-      string(APPEND name _${activation})
-    endif()
+    math(EXPR group_warps "${heads} / 4")
+    string(APPEND name _${activation})
     set(type __nv_bfloat16)
     if(activation STREQUAL "fp16")
       set(type __half)
@@ -98,11 +90,15 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-# Kernels with warpgroup products are listed separately, because they are compiled for other architectures.
-function(kvq_variants table out warpgroup_out)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})
+# kvq_variants(<variants.json> <all or tests> <out variable> <warpgroup out variable>) writes one .cu for each tuned
+# kernel of variants.json, or for each that builds with KVQ_KERNELS=tests have, and the lookup tables into the build
+# folder, and returns their names. A file is written only if its text changes. Kernels with warpgroup products are
+# listed separately, because they are compiled for other architectures.
+function(kvq_variants table which out warpgroup_out)
+  kvq_kernel_table(${table} kernels)
   kvq_variant_kind(
-    ${table}
+    "${kernels}"
+    ${which}
     decode
     decode
     FOLDER decode
@@ -112,7 +108,8 @@ function(kvq_variants table out warpgroup_out)
     FUNCTION decode_variants
   )
   kvq_variant_kind(
-    ${table}
+    "${kernels}"
+    ${which}
     quantize_write
     write
     FOLDER quantize_write
@@ -122,7 +119,8 @@ function(kvq_variants table out warpgroup_out)
     FUNCTION write_variants
   )
   kvq_variant_kind(
-    ${table}
+    "${kernels}"
+    ${which}
     dequantize
     dequantize
     FOLDER dequantize
@@ -132,7 +130,8 @@ function(kvq_variants table out warpgroup_out)
     FUNCTION dequantize_variants
   )
   kvq_variant_kind(
-    ${table}
+    "${kernels}"
+    ${which}
     prefill
     prefill
     FOLDER prefill

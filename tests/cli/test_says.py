@@ -11,6 +11,7 @@ import h5py
 import pytest
 from calibrations import GEOMETRIES, SMALL, USAGE
 from dumps import edited
+from kernel_table import tuned_kernels
 from kvq_tools import ROOT, calibrate, run, succeed
 
 METHODS = {
@@ -227,7 +228,7 @@ FORMATS = [
 @pytest.mark.parametrize("flags", FORMATS, ids=str)
 def test_kernels_are_those_of_the_table(short, tmp_path, flags):
     """A second reading of variants.json. tests/unit/runtime/kernel_choice_test.cpp asks the runtime itself."""
-    variants = json.loads((ROOT / "lib/kvq/runtime/variants.json").read_text())
+    variants = tuned_kernels()
     artifact = calibrate(short, tmp_path / "out", "--method", "plain", "--layers", 0, "--golden-tokens", 0, *flags)
     document = inspected(artifact)
     (plans,), (said_of,) = document["manifest"]["layers"], document["serving"]["layers"]

@@ -5,7 +5,7 @@
 #include <span>
 #include <string_view>
 
-/// The rows of runtime/variants.json as plain data, made by the build (scripts/cmake/KvqKernelRows.cmake).
+/// The tuned kernels of runtime/variants.json as plain data, made by the build (scripts/cmake/KvqKernelRows.cmake).
 namespace kvq {
 
 /// What a kernel does: attend to a paged cache, store new rows, write a prefix
@@ -27,9 +27,10 @@ struct KernelRow {
   std::string_view k = {}, v = {};   ///< formats of the sides, see side_name()
   int heads = 0;                     ///< most query heads of a KV head
   std::string_view activation = {};  ///< "bf16" or "fp16"
+  bool in_tests = false;             ///< builds with KVQ_KERNELS=tests have the kernel, too
 };
 
-/// All rows, in the order of variants.json.
+/// The kernels of all formats, whatever KVQ_KERNELS is.
 std::span<const KernelRow> kernel_rows();
 
 }  // namespace kvq

@@ -35,9 +35,9 @@ bool fits(const KernelRow& row, const LayerFormat& format) {
          (row.heads == 0 || format.heads <= row.heads) && is(row.activation, to_string(format.activation));
 }
 
-KernelKind kernel_of(KernelVerb verb, const LayerFormat& format) {
+KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const KernelRow> tuned) {
   if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
-  for (const KernelRow& row : kernel_rows())
+  for (const KernelRow& row : tuned)
     if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
   return std::max(format.k_dim, format.v_dim) <= kGenericHeadDim ? KernelKind::generic : KernelKind::none;
 }
@@ -69,7 +69,7 @@ const char* to_string(KernelKind kind) {
 
 const char* to_string(Activation activation) { return activation == Activation::bf16 ? "bf16" : "fp16"; }
 
-ServedBy served_by(const LayerPlan& plan, Activation activation) {
+ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {
   ServedBy served{.refused = page_faults(plan)};
   if (!served.refused.empty()) return served;
   const LayerFormat format = format_of(plan, activation);
@@ -77,7 +77,7 @@ ServedBy served_by(const LayerPlan& plan, Activation activation) {
     served.no_kernel = "head_dim of a dense rotation: supported multiples of 32, found another";
     return served;
   }
-  for (const KernelVerb verb : kKernelVerbs) served.kernels[index(verb)] = kernel_of(verb, format);
+  for (const KernelVerb verb : kKernelVerbs) served.kernels[index(verb)] = kernel_of(verb, format, tuned);
   if (served.by(KernelVerb::decode) == KernelKind::none)
     served.no_kernel =
         fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));

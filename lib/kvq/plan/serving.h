@@ -4,6 +4,7 @@
 #include <kvq/plan/layer_pages.h>
 
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,9 @@ struct ServedBy {
   bool operator==(const ServedBy&) const = default;
 };
 
-/// @param plan  valid
-ServedBy served_by(const LayerPlan& plan, Activation activation);
+/// @param plan   valid
+/// @param tuned  the tuned kernels that the runtime has
+ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned = kernel_rows());
 
 /// Format of a layer as the rows of variants.json name it: "u2g128", or "u4g128/u2g128" where keys and values differ.
 /// @param plan  pages hold it

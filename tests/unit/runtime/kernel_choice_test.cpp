@@ -38,9 +38,20 @@ LayerPlan plan_of(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bf
 
 KernelKind kind_of(bool tuned) { return tuned ? KernelKind::tuned : KernelKind::generic; }
 
+/// The tuned kernels of this build.
+std::span<const KernelRow> built_rows() {
+  static const std::vector<KernelRow> rows = [] {
+    std::vector<KernelRow> built;
+    for (const KernelRow& row : kernel_rows())
+      if (KVQ_ALL_KERNELS || row.in_tests) built.push_back(row);
+    return built;
+  }();
+  return rows;
+}
+
 /// The runtime's choice and served_by() must say the same of each verb.
 void expect_agreement(const LayerPlan& plan, bool bf16) {
-  const ServedBy said = served_by(plan, bf16 ? Activation::bf16 : Activation::fp16);
+  const ServedBy said = served_by(plan, bf16 ? Activation::bf16 : Activation::fp16, built_rows());
   const KernelKey key = kernel_key(plan, page_layout_of(plan, 64), bf16);
   INFO(cache_format_name(plan) << " head_dim " << plan.geometry.head_dim << " and " << plan.geometry.v_head_dim << ", "
                                << key.heads << " heads, " << (bf16 ? "bf16" : "fp16"));
@@ -53,6 +64,15 @@ void expect_agreement(const LayerPlan& plan, bool bf16) {
 }
 
 }  // namespace
+
+TEST_CASE("A build has the tuned kernels of its option", "[runtime]") {
+  std::array<std::size_t, kKernelVerbs.size()> listed = {};
+  for (const KernelRow& row : built_rows()) ++listed[index(row.verb)];
+  CHECK(listed[index(KernelVerb::decode)] == decode_variants().size());
+  CHECK(listed[index(KernelVerb::quantize_write)] == write_variants().size());
+  CHECK(listed[index(KernelVerb::dequantize)] == dequantize_variants().size());
+  CHECK(listed[index(KernelVerb::prefill)] == prefill_variants().size());
+}
 
 TEST_CASE("Tools without CUDA say of each variant what the runtime chooses", "[runtime]") {
   for (const bool bf16 : {true, false})
