@@ -43,15 +43,29 @@ __device__ __forceinline__ const std::uint16_t* factors_of(const WriteSide& side
 }
 
 /// How warps share the work: each has one job, which is a head of one side, and every `stride`-th of the runs of 16
-/// tokens.
+/// tokens. The runs at both ends of the call go first, and their warps are those that have one run fewer, because in a
+/// prompt they have exact rows to store, too.
 struct WriteRuns {
-  int end, stride;   ///< in runs
+  int end, stride;  ///< in runs
+  int first_runs;   ///< runs at the beginning that go first
+  int last_round;   ///< first turn of the last round, in which the first `idle` warps of a job have none
+  int idle;
   int jobs;          ///< number of jobs
   bool both_sides;   ///< even jobs are keys, odd ones values, so that each block has both
   bool values_only;  ///< if not both_sides: values, else keys
 
   __device__ __forceinline__ bool is_value(int job) const { return both_sides ? job & 1 : values_only; }
   __device__ __forceinline__ int head(int job) const { return both_sides ? job >> 1 : job; }
+  /// The run of a warp's turn: a warp's first turn is its number among those of its job, the next ones are `stride`
+  /// behind each other. `end` if there is none.
+  __device__ __forceinline__ int run_of(int turn) const {
+    if (turn >= last_round) {
+      turn -= idle;
+      if (turn < last_round) return end;
+    }
+    if (turn >= end) return end;
+    return turn < first_runs ? turn : end - 1 - (turn - first_runs);
+  }
 };
 
 /// Rotates, quantizes and stores a warp's rows, which fetch_rows() copies to shared memory.
@@ -91,9 +105,9 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   Shared& shared = all_shared[warp];
   const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
-  int run = first / runs.jobs;
-  const int own_job = first - run * runs.jobs;
-  if (run >= runs.stride) run = runs.end;
+  int turn = first / runs.jobs;
+  const int own_job = first - turn * runs.jobs;
+  int run = turn < runs.stride ? runs.run_of(turn) : runs.end;
   const bool is_value = runs.is_value(own_job);
   {
     const WriteSide& from = is_value ? p.v : p.k;
@@ -116,7 +130,8 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
     while (run < runs.end) {
       const int job = ptx::derive_again(own_job), first_token = run * kTileTokens;
       const bool value = runs.is_value(job);
-      run += runs.stride;
+      turn += runs.stride;
+      run = runs.run_of(turn);
       write_side<Side, T, kScaled>(
           p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, shared, [&] { fetch(run); },
           lane);

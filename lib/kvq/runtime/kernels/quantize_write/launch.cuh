@@ -52,9 +52,19 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
       static_cast<int>(std::min(blocks_for(std::int64_t{runs} * jobs), std::max(fill, blocks_for(jobs))));
   const auto kernel = (first_job > 0 ? params.v : params.k).factors ? write::quantize_write_kernel<K, V, T, true>
                                                                     : write::quantize_write_kernel<K, V, T, false>;
-  return launch_kernel(
-      kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream, params,
-      write::WriteRuns{runs, blocks * write::kWarps / jobs, jobs, jobs > params.num_kv_heads, first_job > 0});
+  const int stride = blocks * write::kWarps / jobs, rest = runs % stride;
+  const write::WriteRuns work{
+      .end = runs,
+      .stride = stride,
+      .first_runs = params.window_mapping ? std::min(runs, params.sink_layout.rows / kTileTokens) : 0,
+      .last_round = runs - rest,
+      .idle = rest > 0 ? stride - rest : 0,
+      .jobs = jobs,
+      .both_sides = jobs > params.num_kv_heads,
+      .values_only = first_job > 0,
+  };
+  return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream,
+                       params, work);
 }
 
 /// How a side is rotated. Two sides of the same kind share a launch.
