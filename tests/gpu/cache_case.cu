@@ -267,9 +267,9 @@ struct Distance {
 /// Reference attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys and values [B, longest, Hkv, D].
 template <typename Float>
 __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batch, int num_q_heads, int num_kv_heads,
-                              int dim, int v_dim, int longest, double scale, int window, const float* sink_logits,
-                              const double* q, const double* k, const double* v, Float* scores, double* out,
-                              double* lse) {
+                              int dim, int v_dim, int longest, double scale, double cap, int window,
+                              const float* sink_logits, const double* q, const double* k, const double* v,
+                              Float* scores, double* out, double* lse) {
   __shared__ Float reduce[128];
   const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -285,6 +285,7 @@ __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batc
     Float sum = 0;
     for (int c = 0; c < dim; ++c) sum += static_cast<Float>(row[c]) * static_cast<Float>(k[at(t) * dim + c]);
     mine[t] = sum * static_cast<Float>(scale);
+    if (cap > 0) mine[t] = static_cast<Float>(cap) * tanh(mine[t] / static_cast<Float>(cap));
     largest = max(largest, mine[t]);
   }
   reduce[thread] = largest;
@@ -406,7 +407,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& in
   p.cache = made.cache;
   p.num_q_heads = q_heads;
   p.softmax_scale = c.sharpness / std::sqrt(static_cast<float>(dim));
-  p.sliding_window = c.sliding_window;
+  p.sliding_window = c.sliding_window, p.logit_softcap = c.softcap;
   std::vector<float> logits(static_cast<std::size_t>(q_heads));
   for (float& x : logits) x = 3.0f * normal(random);
   if (c.sinks) p.sink_logits = arena.put(logits);
@@ -487,8 +488,8 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& in
         auto* scores = mine.take<decltype(zero)>(results * static_cast<std::size_t>(longest), 0);
         run_kernel("plain_prefill", plain_prefill<decltype(zero)>, grid, 128, starts_there, prefixes_there,
                    static_cast<int>(batch), q_heads, kv_heads, dim, v_dim, longest,
-                   static_cast<double>(p.softmax_scale), c.sliding_window, p.sink_logits, queries_there, keys_there,
-                   values_there, scores, result, sums);
+                   static_cast<double>(p.softmax_scale), static_cast<double>(c.softcap), c.sliding_window,
+                   p.sink_logits, queries_there, keys_there, values_there, scores, result, sums);
       };
       if (rounded)
         go(0.0f);

@@ -38,6 +38,7 @@ struct PrefillCase {
   int sliding_window = 0;
   bool sinks = false;                ///< learned sink logits
   float sharpness = 1.0f;            ///< factor on softmax_scale
+  float softcap = 0.0f;              ///< PrefillParams::logit_softcap
   std::int64_t workspace_bytes = 0;  ///< limit
   bool portable = false;
   bool generic = false;  ///< generic attention, even if there is a tuned variant

@@ -77,6 +77,12 @@ TEST_CASE("Learned sinks take part of the weight, in sharp attention too", "[run
   run_all({.lengths = {300, 20}, .seed = 7}, {.chunks = {50, 100}, .sinks = true, .sharpness = sharpness});
 }
 
+TEST_CASE("Capped scores of chunks", "[runtime][gpu]") {
+  const float softcap = GENERATE(0.5f, 30.0f);
+  run_all({.lengths = {300, 20}, .sink_tokens = 4, .recent_tokens = 30, .centers = true, .seed = 17},
+          {.chunks = {50, 100}, .sliding_window = 200, .sharpness = 4.0f, .softcap = softcap});
+}
+
 TEST_CASE("A small workspace: a few items at a time", "[runtime][gpu]") {
   const std::int64_t bytes = GENERATE(1, 1 << 20);
   run_all({.num_kv_heads = 3, .lengths = {500, 0, 260}, .recent_tokens = 16, .seed = 8},

@@ -4,6 +4,7 @@
 #include <kvq/runtime/kernels/prefill/variant.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -87,6 +88,8 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
   if (!(p.softmax_scale > 0.0f)) return Status::fail(kBad, "prefill: softmax_scale must be above 0");
   if (p.sliding_window < 0)
     return Status::fail(kBad, "prefill: sliding_window is %d, expected 0 or more", p.sliding_window);
+  if (!(p.logit_softcap >= 0.0f) || std::isinf(p.logit_softcap))
+    return Status::fail(kBad, "prefill: logit_softcap must be 0 or a number above 0");
   const Status cache = check_cache("prefill", rows, p.cache);
   if (!cache.ok() || p.cache.batch == 0) return cache;
   if (p.num_tokens < 0) return Status::fail(kBad, "prefill: num_tokens is %d, expected 0 or more", p.num_tokens);

@@ -13,6 +13,7 @@ struct PrefillParams {
   // model
   int num_q_heads = 0;
   float softmax_scale = 0.0f;
+  float logit_softcap = 0.0f;          ///< scores become softcap * tanh(score / softcap); 0 = as they are
   int sliding_window = 0;              ///< tokens that a query sees, itself included; 0 = all
   const float* sink_logits = nullptr;  ///< [Hq] learned attention sinks, or null
 

@@ -96,6 +96,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
     }
 
     // 2. Weights.
+    for (auto& four : scores) prefill::cap_scores(p, four);
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll

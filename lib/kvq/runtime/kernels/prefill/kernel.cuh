@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
         Pair<T>::mma(scores[2 * i + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
     }
+    for (auto& four : scores) cap_scores(p, four);
     const int first = sub_tile * kSubTile;
     if (!work.whole(first, kSubTile)) {
 #pragma unroll

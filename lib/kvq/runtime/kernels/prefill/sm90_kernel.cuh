@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
         product<T, 1>(out, weights + 4 * s, v + static_cast<ptx::u64>(s * (2048 >> 4)), s > 0 || add);
       ptx::wgmma_commit_group();
     };
-    const auto hide = [&](int tile) {
+    const auto cap_and_hide = [&](int tile) {
+      cap_scores(p, scores);
       const int first = tile * kTile;
       if (work.whole(first, kTile)) return;
 #pragma unroll
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     ptx::pin(scores);
     release(ring.entry);
     ring.next();
-    hide(work.tile_end - 1);
+    cap_and_hide(work.tile_end - 1);
     weigh();
     pack();
 
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       ptx::wgmma_wait_group<1>();
       ptx::pin(scores);
       release(keys.entry);
-      hide(tile);
+      cap_and_hide(tile);
       weigh();
       ptx::wgmma_wait_group<0>();
       ptx::pin(out);

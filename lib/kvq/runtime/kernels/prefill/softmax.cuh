@@ -1,12 +1,23 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/prefill_params.h>
 #include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/common/softcap.cuh>
 
 /// The online softmax of a product with mma or wgmma: thread 4 g + t of a warp has the rows g and g + 8, of each the
 /// columns 8 i + 2 t and 8 i + 2 t + 1; four of a product's numbers for each i, two of them for each row.
 namespace kvq::prefill {
+
+/// Caps scores that are not multiplied by the softmax scale yet, if the call asks for it.
+template <int kCount>
+__device__ __forceinline__ void cap_scores(const PrefillParams& p, float (&scores)[kCount]) {
+  if (!(p.logit_softcap > 0.0f)) return;
+  const float limit = __fdividef(p.logit_softcap, p.softmax_scale);
+#pragma unroll
+  for (float& score : scores) score = capped(score, limit);
+}
 
 /// The references count scores before they are scaled to base 2.
 struct RowSoftmax {
