@@ -33,7 +33,7 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
   const int length = p.cache.seq_lens[b];
-  if (position >= length || (p.sliding_window > 0 && position < length - p.sliding_window)) return;
+  if (position >= length || !plain::plain_range(p, b).contains(position)) return;
   const TileSide& side = value ? layout.v : layout.k;
   // The random numbers depend on the page, not on the sequence, because sequences that share pages must write the same.
   const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
@@ -106,9 +106,10 @@ double rounded(double x, bool bf16) {
 template <typename Activation>
 void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int longest, Arena& arena,
            std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32, std::vector<double>& lse32) {
-  const auto rows = static_cast<std::size_t>(p.cache.batch) * static_cast<std::size_t>(p.num_q_heads),
+  const int tokens = p.tokens();
+  const auto rows = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(layout.v.head_dim);
-  const dim3 grid(static_cast<unsigned>(p.cache.batch), static_cast<unsigned>(p.num_q_heads));
+  const dim3 grid(static_cast<unsigned>(tokens), static_cast<unsigned>(p.num_q_heads));
   const auto go = [&](auto zero, std::vector<double>& o, std::vector<double>& l) {
     using Float = decltype(zero);
     Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
@@ -157,7 +158,8 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   const auto hide = [&](std::vector<int>& row, std::size_t b) {
     if (c.sliding_window == 0) return;
     const int length = c.replay.empty() ? c.lengths[b] : std::min(c.lengths[b], c.replay[b]);
-    const int hidden = std::max(0, length - c.sliding_window) / c.page_size;
+    const int n = c.new_tokens.empty() ? 1 : c.new_tokens[b];
+    const int hidden = std::max(0, length - n + 1 - c.sliding_window) / c.page_size;
     std::fill_n(row.begin(), hidden, kNoPage);
   };
   std::vector<int> table, indptr = {0};
@@ -185,7 +187,23 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   p.cache.pages = pool;
   const CaseWindows windows = put_windows(arena, p.cache, variant.k, variant.v, c.lengths, pages, c.seed);
 
-  const auto rows = static_cast<std::size_t>(batch) * static_cast<std::size_t>(p.num_q_heads),
+  int tokens = batch;
+  if (!c.new_tokens.empty()) {
+    std::vector<int> q_indptr = {0};
+    for (const int n : c.new_tokens) q_indptr.push_back(q_indptr.back() + n);
+    tokens = q_indptr.back();
+    p.q_indptr = arena.put(q_indptr), p.num_tokens = tokens;
+    p.max_new_tokens = std::max(1, *std::max_element(c.new_tokens.begin(), c.new_tokens.end()));
+    if (c.masks) {
+      std::vector<std::uint32_t> masks;
+      for (int i = 0; i < tokens; ++i) masks.push_back(static_cast<std::uint32_t>(random()));
+      p.token_masks = arena.put(masks);
+    }
+  }
+  if (!c.first.empty()) p.first = arena.put(c.first);
+  if (!c.last.empty()) p.last = arena.put(c.last);
+  p.logit_softcap = c.softcap;
+  const auto rows = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(v_dim);
   std::normal_distribution<float> normal;
   std::vector<unsigned short> q(rows * static_cast<std::size_t>(dim));
@@ -237,14 +255,15 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   DecodeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) {
-    p.workspace =
-        arena.take<std::byte>(decode_workspace_bytes(launch, static_cast<std::size_t>(batch * c.num_kv_heads)), 0xFF);
+    p.workspace = arena.take<std::byte>(
+        decode_workspace_bytes(launch, decode_work_tiles(variant, batch, c.num_kv_heads, c.heads, p.max_new_tokens)),
+        0xFF);
     status = check_decode(variant, p);
   }
   if (!status.ok()) return {status.message(), 0, 0, 0, 0};
 
   const auto compare = [&] {
-    if (batch == 0) return;
+    if (tokens == 0) return;
     std::vector<double> truth, lse, plain32, lse32;
     if (variant.bf16)
       plain<__nv_bfloat16>(p, layout, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);

@@ -24,12 +24,16 @@ struct DecodeCase {
   std::vector<int> lengths = {};
   int sink_tokens = 0, recent_tokens = 0, sliding_window = 0;
   CaseRotation rotation = CaseRotation::none;
-  bool centers = false;          ///< centers of both sides and learned sink logits
-  float sink_level = 0.0f;       ///< added to the sink logits
-  bool indptr = false;           ///< page table as one list
-  bool shared_prefix = false;    ///< all sequences start with the pages of the first one
-  float sharpness = 1.0f;        ///< factor on softmax_scale
-  std::vector<int> replay = {};  ///< lengths of a second run, as in a replayed graph; none longer than before
+  bool centers = false;                    ///< centers of both sides and learned sink logits
+  float sink_level = 0.0f;                 ///< added to the sink logits
+  bool indptr = false;                     ///< page table as one list
+  bool shared_prefix = false;              ///< all sequences start with the pages of the first one
+  float sharpness = 1.0f;                  ///< factor on softmax_scale
+  std::vector<int> replay = {};            ///< lengths of a second run, as in a replayed graph; none longer than before
+  std::vector<int> new_tokens = {};        ///< of each sequence, none more than its length; empty: one of each
+  bool masks = false;                      ///< random token masks
+  std::vector<int> first = {}, last = {};  ///< positions that queries may see: [first, last); empty: all
+  float softcap = 0.0f;                    ///< DecodeParams::logit_softcap
   unsigned seed = 1;
 };
 

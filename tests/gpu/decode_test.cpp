@@ -95,6 +95,53 @@ DecodeCase several_sequences(CaseRotation rotation) {
   return c;
 }
 
+/// New tokens in one pass and in several, of sequences with none, with nothing before them, with windows between them.
+std::vector<DecodeCase> several_tokens(int heads) {
+  const DecodeCase c{
+      .heads = heads,
+      .page_size = 16,
+      .lengths = {100, 641, 5, 0, 300, 16},
+      .new_tokens = {4, 1, 5, 0, 2, 16},
+      .seed = 20,
+  };
+  DecodeCase masked = c, sliding = c, all = c;
+  masked.masks = true, masked.seed = 21;
+  sliding.sliding_window = 9, sliding.seed = 22;
+  all.masks = true, all.sliding_window = 70, all.centers = true, all.indptr = true, all.seed = 23;
+  all.rotation = CaseRotation::dense;
+  all.first = {0, 600, 2, 0, 290, 3}, all.last = {99, 700, 5, 5, 299, 14};
+  return {c, masked, sliding, all};
+}
+
+DecodeCase ranges(int sinks, int recent) {
+  return {
+      .heads = 0,
+      .page_size = 32,
+      .lengths = {1000, 1000, 1000, 300, 300, 64, 0, 77, 500},
+      .sink_tokens = sinks,
+      .recent_tokens = recent,
+      .rotation = CaseRotation::hadamard,
+      .centers = true,
+      .first = {0, 333, 960, 10, 20, 0, 0, 50, -7},
+      .last = {1000, 900, 2000, 12, 20, 64, 9, 20, 499},
+      .seed = 24,
+  };
+}
+
+DecodeCase capped_scores(bool centers, float softcap) {
+  return {
+      .heads = 0,
+      .lengths = {700, 65, 3},
+      .sink_tokens = 16,
+      .recent_tokens = 50,
+      .rotation = CaseRotation::hadamard,
+      .centers = centers,
+      .sharpness = 4.0f,
+      .softcap = softcap,
+      .seed = 25,
+  };
+}
+
 const std::vector<int> kRagged = {1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500};
 
 }  // namespace
@@ -223,6 +270,62 @@ TEST_CASE("No sequence has a token", "[runtime][gpu]") {
 TEST_CASE("Learned sinks far above and below all scores", "[runtime][gpu]") {
   const float level = GENERATE(-300.0f, 300.0f);
   run_all({.heads = 0, .lengths = {700, 1}, .centers = true, .sink_level = level, .seed = 15});
+}
+
+TEST_CASE("Several new tokens of a sequence, each with its own view", "[runtime][gpu]") {
+  const int heads = GENERATE(1, 3, 4, 8, 16), windows = GENERATE(0, 1);
+  for (DecodeCase c : several_tokens(heads)) {
+    if (windows) c.sink_tokens = 20, c.recent_tokens = 40;
+    run_all(c);
+  }
+}
+
+TEST_CASE("Several new tokens of a sequence, of one format", "[runtime][gpu][emulated]") {
+  for (const DecodeCase& c : several_tokens(2)) check(two_bits(), c);
+}
+
+TEST_CASE("Several new tokens of many sequences are divided among blocks", "[runtime][gpu][slow]") {
+  run_all({
+      .num_kv_heads = 8,
+      .heads = 4,
+      .lengths = {20000, 3, 9999},
+      .sink_tokens = 64,
+      .recent_tokens = 256,
+      .replay = {15000, 3, 9000},
+      .new_tokens = {4, 3, 7},
+      .seed = 28,
+  });
+  run_all({
+      .num_kv_heads = 1,
+      .heads = 2,
+      .lengths = std::vector<int>(300, 200),
+      .recent_tokens = 16,
+      .new_tokens = std::vector<int>(300, 3),
+      .seed = 29,
+  });
+}
+
+TEST_CASE("Ranges of positions, empty ones among them", "[runtime][gpu]") {
+  const int sinks = GENERATE(0, 37), recent = GENERATE(0, 100);
+  run_all(ranges(sinks, recent));
+}
+
+TEST_CASE("Ranges of positions, of one format", "[runtime][gpu][emulated]") {
+  DecodeCase c = ranges(37, 100);
+  c.heads = 3;
+  check(two_bits(), c);
+}
+
+TEST_CASE("Capped scores, with and without centers", "[runtime][gpu]") {
+  const bool centers = GENERATE(false, true);
+  const float softcap = GENERATE(0.5f, 30.0f);
+  run_all(capped_scores(centers, softcap));
+}
+
+TEST_CASE("Capped scores, of one format", "[runtime][gpu][emulated]") {
+  DecodeCase c = capped_scores(true, 5.0f);
+  c.heads = 3;
+  check(two_bits(), c);
 }
 
 TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

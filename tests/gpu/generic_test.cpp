@@ -102,6 +102,18 @@ TEST_CASE("Generic decode replays with other lengths, empty ones too", "[runtime
   });
 }
 
+TEST_CASE("Generic decode of several new tokens, ranges and capped scores", "[runtime][gpu][generic]") {
+  for_each_format([&](const GenericFormat& format, int i) {
+    DecodeCase c = decode_case(format, i + 2);
+    c.lengths = {100, 641, 5, 0, 30, 16}, c.new_tokens = {4, 1, 5, 0, 2, 16};
+    c.masks = i % 2 == 1, c.sliding_window = i % 3 ? 0 : 50;
+    c.softcap = i % 2 ? 3.0f : 0.0f;
+    if (i % 4 == 1) c.first = {0, 600, 2, 0, 29, 3}, c.last = {99, 700, 5, 5, 29, 14};
+    c.sink_tokens = i % 5 ? 4 : 0, c.recent_tokens = i % 5 == 1 ? 0 : 20;
+    check_decode_case(format, c);
+  });
+}
+
 TEST_CASE("Generic decode divides long sequences among blocks", "[runtime][gpu][generic][slow]") {
   for_each_format([](const GenericFormat& format, int i) {
     if (i % 12 != 0) return;
@@ -221,6 +233,8 @@ TEST_CASE("Generic kernels in small", "[runtime][gpu][generic][sanitizer]") {
     if (i >= 17 || i % 3 == 1) return;
     DecodeCase decode = decode_case(format, i);
     decode.lengths = {90, 0, 17}, decode.sink_tokens = 4, decode.recent_tokens = 20;
+    check_decode_case(format, decode);
+    decode.new_tokens = {3, 0, 2}, decode.masks = i % 2 == 1, decode.softcap = i % 2 ? 0.0f : 2.0f;
     check_decode_case(format, decode);
     const WriteVariant variant = format.write();
     WriteCase write = random_case(variant, 21, 2, 16, 700, true);

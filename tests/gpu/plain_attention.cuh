@@ -93,61 +93,94 @@ __device__ void round_query(Float* row, int dim) {
   __syncthreads();
 }
 
-/// Grid [batch, num_q_heads]; 128 threads; out [B, Hq, D], lse [B, Hq]. @param scores  [B, Hq, max_length]
+/// A new token of a call.
+struct PlainToken {
+  int sequence, number, count;  ///< `number` of `count` new tokens of the sequence
+};
+__device__ inline PlainToken plain_token(const DecodeParams& p, int token) {
+  if (!p.q_indptr) return {token, 0, 1};
+  int b = 0;
+  while (p.q_indptr[b + 1] <= token) ++b;
+  return {b, token - p.q_indptr[b], p.q_indptr[b + 1] - p.q_indptr[b]};
+}
+/// First position that some query of a sequence sees, and one past the last.
+__device__ inline PositionRange plain_range(const DecodeParams& p, int b) {
+  const int length = p.cache.seq_lens[b], n = p.q_indptr ? p.q_indptr[b + 1] - p.q_indptr[b] : 1;
+  return {max(p.first ? p.first[b] : 0, p.sliding_window > 0 ? length - n + 1 - p.sliding_window : 0),
+          min(p.last ? p.last[b] : length, length)};
+}
+__device__ inline bool plain_sees(const DecodeParams& p, int token, const PlainToken& of, int position) {
+  const int length = p.cache.seq_lens[of.sequence], own = length - of.count + of.number;
+  if (position >= length || (p.first && position < p.first[of.sequence]) || (p.last && position >= p.last[of.sequence]))
+    return false;
+  if (p.sliding_window > 0 && position <= own - p.sliding_window) return false;
+  if (position < length - of.count || !p.token_masks) return position <= own;
+  return p.token_masks[token] >> (position - (length - of.count)) & 1;
+}
+
+/// Grid [T, num_q_heads]; 128 threads; out [T, Hq, D], lse [T, Hq]. @param scores  [T, Hq, max_length]
 template <typename Float, typename Activation>
 __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, Float* scores,
                              int max_length, Float* out, Float* lse) {
   const int dim = layout.k.head_dim, v_dim = layout.v.head_dim;
   __shared__ Float row[256], scratch[256], reduce[128];
-  const int b = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
+  const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const int head = query_head / (p.num_q_heads / p.cache.num_kv_heads), length = p.cache.seq_lens[b];
-  const Activation* q = static_cast<const Activation*>(p.q) + b * p.q_stride + query_head * dim;
+  const int head = query_head / (p.num_q_heads / p.cache.num_kv_heads);
+  const PlainToken of = plain_token(p, token);
+  const int b = of.sequence, length = p.cache.seq_lens[b];
+  const Activation* q = static_cast<const Activation*>(p.q) + token * p.q_stride + query_head * dim;
   Float shift = 0;
   for (int c = 0; c < dim; ++c)
     if (p.cache.center_k)
       shift += static_cast<Float>(static_cast<float>(q[c])) * static_cast<Float>(p.cache.center_k[head * dim + c]);
   shift *= static_cast<Float>(p.softmax_scale);
+  const Float cap = static_cast<Float>(p.logit_softcap), center = shift;
+  if (cap > 0) shift = 0;  // capped scores include the center
   for (int c = thread; c < dim; c += threads) row[c] = static_cast<Float>(static_cast<float>(q[c]));
   __syncthreads();
   rotate_plain(row, scratch, p.cache.rotation_k, head, dim, false);
   if (std::is_same_v<Float, float> && !layout.k.exact()) round_query(row, dim);
-  Float* mine = scores + (static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * max_length;
-  const int first = p.sliding_window > 0 ? max(0, length - p.sliding_window) : 0;
+  Float* mine = scores + (static_cast<std::int64_t>(token) * p.num_q_heads + query_head) * max_length;
+  bool any = false;
+  for (int t = 0; t < length; ++t) any = any || plain_sees(p, token, of, t);
   Float largest = p.sink_logits ? static_cast<Float>(p.sink_logits[query_head]) - shift : -INFINITY;
-  for (int t = first + thread; t < length; t += threads) {
+  for (int t = thread; t < length; t += threads) {
+    mine[t] = -INFINITY;
+    if (!plain_sees(p, token, of, t)) continue;
     Float sum = 0;
     for (int c = 0; c < dim; ++c)
       sum += row[c] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, false);
     mine[t] = sum * static_cast<Float>(p.softmax_scale);
+    if (cap > 0) mine[t] = cap * tanh((mine[t] + center) / cap);
     largest = max(largest, mine[t]);
   }
   reduce[thread] = largest;
   __syncthreads();
   for (int i = 0; i < threads; ++i) largest = max(largest, reduce[i]);
-  for (int t = first + thread; t < length; t += threads) mine[t] = exp(mine[t] - largest);
+  for (int t = thread; t < length; t += threads) mine[t] = mine[t] > -INFINITY ? exp(mine[t] - largest) : Float(0);
   __syncthreads();
   Float sum = p.sink_logits && largest > -INFINITY
                   ? exp(static_cast<Float>(p.sink_logits[query_head]) - shift - largest)
                   : Float(0);
   Float tokens = 0;  // sum of exponentials without the learned sink
-  for (int t = first; t < length; ++t) tokens += mine[t];
+  for (int t = 0; t < length; ++t) tokens += mine[t];
   sum += tokens;
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
-    for (int t = first; t < length; ++t)
-      value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
-    row[c] = length > first ? value / sum : Float(0);
+    for (int t = 0; t < length; ++t)
+      if (plain_sees(p, token, of, t))
+        value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
+    row[c] = any ? value / sum : Float(0);
   }
   __syncthreads();
   rotate_plain(row, scratch, p.cache.rotation_v, head, v_dim, true);
   for (int c = thread; c < v_dim; c += threads)
-    out[(static_cast<std::int64_t>(b) * p.num_q_heads + query_head) * v_dim + c] =
-        row[c] + (p.cache.center_v && length > first
-                      ? tokens / sum * static_cast<Float>(p.cache.center_v[head * v_dim + c])
-                      : Float(0));
+    out[(static_cast<std::int64_t>(token) * p.num_q_heads + query_head) * v_dim + c] =
+        row[c] +
+        (p.cache.center_v && any ? tokens / sum * static_cast<Float>(p.cache.center_v[head * v_dim + c]) : Float(0));
   if (thread == 0 && lse)
-    lse[b * p.num_q_heads + query_head] = length > first || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
+    lse[token * p.num_q_heads + query_head] = any || p.sink_logits ? largest + log(sum) + shift : -INFINITY;
 }
 
 }  // namespace kvq::plain

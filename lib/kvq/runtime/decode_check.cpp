@@ -1,6 +1,8 @@
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -13,7 +15,12 @@ const DecodeVariant* find_decode_variant(const DecodeKey& key) {
         variant->max_heads < key.heads)
       continue;
     if (!key.k.exact() && (variant->k_bfloat != key.k_bfloat || variant->v_bfloat != key.v_bfloat)) continue;
-    if (!best || variant->max_heads < best->max_heads) best = variant;
+    const auto passes = [&](const DecodeVariant& of) {
+      return make_decode_passes(of.max_heads, key.heads, key.new_tokens).count;
+    };
+    if (!best || passes(*variant) < passes(*best) ||
+        (passes(*variant) == passes(*best) && variant->max_heads < best->max_heads))
+      best = variant;
   }
   return best;
 }
@@ -28,6 +35,13 @@ std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_
   return decode_workspace(launch, work_tiles).total;
 }
 
+std::size_t decode_work_tiles(const DecodeVariant& variant, int batch, int num_kv_heads, int heads_per_kv_head,
+                              int max_new_tokens) {
+  const DecodePasses passes = make_decode_passes(variant.max_heads, heads_per_kv_head, max_new_tokens);
+  return static_cast<std::size_t>(batch) * static_cast<std::size_t>(passes.count) *
+         static_cast<std::size_t>(num_kv_heads);
+}
+
 Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
   if (p.cache.num_kv_heads < 1 || p.num_q_heads < p.cache.num_kv_heads || p.num_q_heads % p.cache.num_kv_heads != 0)
@@ -39,23 +53,36 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   if (!(p.softmax_scale > 0.0f)) return Status::fail(kBad, "decode: softmax_scale must be above 0");
   if (p.sliding_window < 0)
     return Status::fail(kBad, "decode: sliding_window is %d, expected 0 or more", p.sliding_window);
+  if (!(p.logit_softcap >= 0.0f) || std::isinf(p.logit_softcap))
+    return Status::fail(kBad, "decode: logit_softcap must be 0 or a number above 0");
+  if (p.max_new_tokens < 1 || p.max_new_tokens > kMostNewTokens)
+    return Status::fail(kBad, "decode: max_new_tokens is %d, expected 1 to %d", p.max_new_tokens, kMostNewTokens);
+  if (!p.q_indptr && (p.max_new_tokens > 1 || p.token_masks))
+    return Status::fail(kBad, "decode: several new tokens of a sequence, and masks, need q_indptr");
+  if (p.q_indptr && p.num_tokens < 0)
+    return Status::fail(kBad, "decode: num_tokens is %d, expected 0 or more", p.num_tokens);
   const Status cache = check_cache_view("decode", p.cache, variant.k, variant.v);
   if (!cache.ok() || p.cache.batch == 0) return cache;
   const std::int64_t row = std::int64_t{p.num_q_heads} * variant.k.head_dim,
                      out_row = std::int64_t{p.num_q_heads} * variant.v.head_dim;
+  const std::int64_t tokens = p.tokens();
+  if (tokens == 0) return {};
   if (!p.q || !p.out || !p.workspace) return Status::fail(kBad, "decode: q, out and workspace must not be null");
-  if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (p.cache.batch > 1 && p.q_stride < row))
-    return Status::fail(kBad, "decode: q must be aligned to 16 bytes and sequences at least %lld elements apart",
+  if (!aligned_to_16(p.q) || p.q_stride % 8 != 0 || (tokens > 1 && p.q_stride < row))
+    return Status::fail(kBad, "decode: q must be aligned to 16 bytes and tokens at least %lld elements apart",
                         static_cast<long long>(row));
-  if (p.cache.batch > 1 && p.out_stride < out_row)
+  if (tokens > 1 && p.out_stride < out_row)
     return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
                         static_cast<long long>(out_row));
   if (const Status status = check_numbers("decode", "out", {p.out}, 2); !status.ok()) return status;
-  if (const Status status = check_numbers("decode", "lse and sink_logits", {p.lse, p.sink_logits}, 4); !status.ok())
+  if (const Status status = check_numbers("decode", "lse, sink_logits, q_indptr, masks, first and last",
+                                          {p.lse, p.sink_logits, p.q_indptr, p.token_masks, p.first, p.last}, 4);
+      !status.ok())
     return status;
-  if (std::int64_t{p.cache.batch} * p.num_q_heads > INT32_MAX)
-    return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",
-                        p.cache.batch, p.num_q_heads, INT32_MAX);
+  if (std::max(tokens, std::int64_t{p.cache.batch} * p.max_new_tokens) * p.num_q_heads > INT32_MAX)
+    return Status::fail(StatusCode::unsupported,
+                        "decode: %d sequences of up to %d tokens of %d query heads; supported are %d in all",
+                        p.cache.batch, p.max_new_tokens, p.num_q_heads, INT32_MAX);
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);

@@ -12,24 +12,24 @@ int divide_up(int a, int b) { return (a + b - 1) / b; }
 constexpr std::size_t kAlignment = 256;
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-decode::CombineSchedule make_combine_schedule(const DecodeKernelShape& kernel, const DecodeDevice& device, int batch,
-                                              int num_kv_heads, int heads_per_kv_head) {
-  // Few work tiles: one query head in a unit. Many: as many sequences as one product rotates.
-  const int work_tiles = batch * num_kv_heads, fill = kernel.policy.combine_blocks * device.multiprocessors;
+decode::CombineSchedule make_combine_schedule(const DecodeKernelShape& kernel, const DecodeDevice& device, int passes,
+                                              int num_kv_heads, int rows) {
+  // Few work tiles: one row in a unit. Many: as many passes as one product rotates.
+  const int work_tiles = passes * num_kv_heads, fill = kernel.policy.combine_blocks * device.multiprocessors;
   const bool many = work_tiles >= device.multiprocessors;
   decode::CombineSchedule units;
-  units.unit_heads = many ? kernel.heads : 1;
-  while (2 * units.unit_sequences * kernel.heads <= kernel.combine_rows && work_tiles / units.unit_sequences > fill)
-    units.unit_sequences *= 2;
-  units.tile_units = divide_up(heads_per_kv_head, units.unit_heads);
+  units.unit_rows = many ? kernel.heads : 1;
+  while (2 * units.unit_passes * kernel.heads <= kernel.combine_rows && work_tiles / units.unit_passes > fill)
+    units.unit_passes *= 2;
+  units.tile_units = divide_up(rows, units.unit_rows);
   // A round has one split for each block, so at most this many work tiles have more than partials_at_once partial
   // results in the last round. (A few more may have many in the round before, but these are complete early enough.)
   const int long_tiles = many ? device.blocks / kernel.partials_at_once : 0;
-  const int last_sequences = divide_up(long_tiles, num_kv_heads);
-  units.tail_begin = std::max(0, batch - last_sequences) / units.unit_sequences * units.unit_sequences;
-  units.tail_sequences = batch - units.tail_begin;
-  units.tail_units = divide_up(heads_per_kv_head, kernel.tail_heads);
-  units.units_before_tail = units.tail_begin / units.unit_sequences * units.tile_units;
+  const int last_passes = divide_up(long_tiles, num_kv_heads);
+  units.tail_begin = std::max(0, passes - last_passes) / units.unit_passes * units.unit_passes;
+  units.tail_passes = passes - units.tail_begin;
+  units.tail_units = divide_up(rows, kernel.tail_rows);
+  units.units_before_tail = units.tail_begin / units.unit_passes * units.tile_units;
   return units;
 }
 
@@ -66,7 +66,7 @@ DecodeDevice assumed_device(const DecodeKernelShape& kernel, int multiprocessors
   return {multiprocessors, kernel.policy.multiprocessor_blocks * multiprocessors, true};
 }
 
-DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevice& device, int batch, int num_q_heads,
+DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevice& device, int passes, int rows,
                               int num_kv_heads) {
   // Blocks of the queries and combine kernels: a multiple of the KV heads, so that a block needs one rotation. Blocks
   // of the queries kernel take registers that decode blocks wait for, hence one for each multiprocessor; blocks of the
@@ -75,11 +75,11 @@ DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevic
     const int fill = each * device.multiprocessors;
     return units <= fill ? units : std::max(1, fill / num_kv_heads) * num_kv_heads;
   };
-  const int work_tiles = batch * num_kv_heads;
+  const int work_tiles = passes * num_kv_heads;
   DecodeGrids grids;
   grids.query_blocks = blocks_for(work_tiles, kernel.policy.query_blocks);
   grids.decode_blocks = device.blocks;
-  grids.combine = make_combine_schedule(kernel, device, batch, num_kv_heads, num_q_heads / num_kv_heads);
+  grids.combine = make_combine_schedule(kernel, device, passes, num_kv_heads, rows);
   grids.combine_blocks = blocks_for(grids.combine.count() * num_kv_heads, kernel.policy.combine_blocks);
   // For a queue of one round a few blocks stay idle: (a) as many as start late, because they wait for a block of the
   // queries kernel to end, and (b) so many that splits end where work tiles of equal length end, because a block with
@@ -98,15 +98,23 @@ DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const Decod
   DecodeSchedule s;
   const int batch = static_cast<int>(shape.lengths.size());
   s.num_kv_heads = shape.num_kv_heads;
-  s.grids = make_decode_grids(kernel, device, batch, shape.num_q_heads, shape.num_kv_heads);
-  s.work_tiles = batch * shape.num_kv_heads;
+  const int heads_each = shape.num_q_heads / shape.num_kv_heads;
+  s.passes = make_decode_passes(kernel.heads, heads_each, shape.new_tokens);
+  s.grids = make_decode_grids(kernel, device, batch * s.passes.count, s.passes.tokens * heads_each, shape.num_kv_heads);
+  s.work_tiles = batch * s.passes.count * shape.num_kv_heads;
   const auto heads = static_cast<std::uint64_t>(shape.num_kv_heads);
   std::vector<std::uint64_t> before = {0};
   for (const std::int32_t length : shape.lengths) {
     const SequenceTokens tokens = shape.windows.tokens_of(std::max(0, length), 0, true, true);
-    const int chunks = decode::chunks_of(tokens, shape.sliding_window, kernel.chunk).count;
-    before.push_back(before.back() + heads * static_cast<std::uint64_t>(chunks));
-    if (chunks == 0) s.empty_tiles += shape.num_kv_heads;
+    const int new_tokens = std::min(shape.new_tokens, tokens.length);
+    for (int pass = 0; pass < s.passes.count; ++pass) {
+      const decode::TileQueries queries = decode::queries_of_pass(s.passes, new_tokens, pass);
+      const decode::SeenRanges seen =
+          decode::seen_by(tokens.length, queries, false, shape.sliding_window, {0, tokens.length});
+      const int chunks = decode::chunks_of(tokens, seen, kernel.chunk).count;
+      before.push_back(before.back() + heads * static_cast<std::uint64_t>(chunks));
+      if (chunks == 0) s.empty_tiles += shape.num_kv_heads;
+    }
   }
   s.chunks = before.back();
   s.too_long = s.chunks >> 32 != 0;
@@ -127,8 +135,8 @@ int DecodeSchedule::split_of(std::uint32_t chunk) const {
   return first;
 }
 
-DecodeSchedule::TileSplits DecodeSchedule::splits_of(int sequence, int head) const {
-  const auto b = static_cast<std::size_t>(sequence);
+DecodeSchedule::TileSplits DecodeSchedule::splits_of(int pass, int head) const {
+  const auto b = static_cast<std::size_t>(pass);
   const std::uint32_t of_tile = tile_chunks(b);
   if (of_tile == 0) return {0, 0};
   const std::uint32_t first = first_chunks[b] + static_cast<std::uint32_t>(head) * of_tile;

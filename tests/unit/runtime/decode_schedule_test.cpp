@@ -60,7 +60,7 @@ std::vector<Case> cases() {
 
 DecodeSchedule schedule_of(const DecodeVariant& variant, const Case& c) {
   return make_decode_schedule(variant.shape, assumed_device(variant.shape, c.multiprocessors),
-                              {c.q_heads, c.kv_heads, c.windows, c.sliding_window, c.lengths});
+                              {c.q_heads, c.kv_heads, c.windows, c.sliding_window, 1, c.lengths});
 }
 
 const DecodeVariant& two_bits() {
@@ -82,16 +82,85 @@ void add_chunks(std::vector<int>& held, int first_chunk, int chunks, int size, c
 struct HeldTokens {
   std::vector<int> coded, exact;
 };
-HeldTokens held_tokens(const decode::TileChunks& c, const decode::ChunkTokens& of) {
-  const std::vector<int> none(static_cast<std::size_t>(c.length), 0);
+HeldTokens held_tokens(const decode::TileChunks& c, int length, const decode::ChunkTokens& of) {
+  const std::vector<int> none(static_cast<std::size_t>(length), 0);
   HeldTokens held{none, none};
   add_chunks(held.coded, c.first_coded_chunk, c.coded_chunks, of.coded, {c.coded_begin, c.coded_end});
-  add_chunks(held.exact, c.first_sink_chunk, c.sink_chunks, of.exact, {c.visible_begin, c.sink_end});
-  add_chunks(held.exact, c.first_recent_chunk, c.recent_chunks, of.exact, {c.coded_end, c.length});
+  add_chunks(held.exact, c.first_sink_chunk, c.sink_chunks, of.exact, {c.begin, c.sink_end});
+  add_chunks(held.exact, c.first_recent_chunk, c.recent_chunks, of.exact, {c.coded_end, c.end});
   return held;
 }
 
+decode::TileChunks chunks_of(const SequenceTokens& tokens, int sliding_window, const decode::ChunkTokens& of) {
+  return decode::chunks_of(
+      tokens, decode::seen_by(tokens.length, {}, false, sliding_window, PositionRange{0, tokens.length}), of);
+}
+
+/// Does query `query` of the sequence's new tokens see a position? By the words of runtime.h.
+bool sees(int length, int new_tokens, int query, const std::uint32_t* masks, int sliding_window,
+          const PositionRange& range, int position) {
+  const int own = length - new_tokens + query, newest = position - (length - new_tokens);
+  if (position >= length || !range.contains(position)) return false;
+  if (sliding_window > 0 && position <= own - sliding_window) return false;
+  return newest < 0 || !masks ? position <= own : (masks[query] >> newest & 1) != 0;
+}
+
 }  // namespace
+
+TEST_CASE("Ranges of positions that any row of a pass sees, and that all do", "[runtime]") {
+  std::mt19937 random(2);
+  for (int i = 0; i < 20000; ++i) {
+    const int length = static_cast<int>(random() % 60), new_tokens = std::min(length, static_cast<int>(random() % 17));
+    const int sliding_window = random() % 2 ? static_cast<int>(1 + random() % 30) : 0;
+    const bool masked = random() % 3 == 0, ranged = random() % 3 == 0;
+    std::uint32_t masks[16];
+    for (auto& mask : masks) mask = static_cast<std::uint32_t>(random());
+    PositionRange range{0, length};
+    if (ranged) range = {static_cast<int>(random() % 70), std::min(length, static_cast<int>(random() % 70))};
+    const DecodePasses passes = make_decode_passes(16, 1 << random() % 5, std::max(1, static_cast<int>(random() % 17)));
+    for (int pass = 0; pass < passes.count; ++pass) {
+      const decode::TileQueries queries = decode::queries_of_pass(passes, new_tokens, pass);
+      const decode::SeenRanges seen = decode::seen_by(length, queries, masked, sliding_window, range);
+      bool right = true;
+      for (int position = 0; position < 70; ++position) {
+        bool by_all = true;
+        for (int q = queries.first; q < queries.first + queries.count; ++q) {
+          const bool is_seen = sees(length, new_tokens, q, masked ? masks : nullptr, sliding_window, range, position);
+          right = right && (!is_seen || seen.any.contains(position));
+          const int own = length - new_tokens + q;
+          const decode::RowSight sight{sliding_window > 0 ? std::max(0, own + 1 - sliding_window) : 0,
+                                       length - new_tokens, masked ? masks[q] : (2u << q) - 1};
+          if (seen.any.contains(position)) right = right && sight.sees(position) == is_seen;
+          by_all = by_all && is_seen;
+        }
+        if (queries.count > 0 && seen.all.contains(position)) right = right && by_all;
+        if (queries.count == 0) right = right && !seen.any.contains(position);
+      }
+      if (!right) {
+        CAPTURE(length, new_tokens, sliding_window, masked, range.begin, range.end, queries.first, queries.count);
+        FAIL();
+      }
+    }
+  }
+}
+
+TEST_CASE("Passes cover the new tokens of a sequence once", "[runtime]") {
+  for (const int rows : {4, 8, 16})
+    for (int heads = 1; heads <= rows; ++heads)
+      for (int most = 1; most <= 16; ++most)
+        for (int tokens = 0; tokens <= most; ++tokens) {
+          const DecodePasses passes = make_decode_passes(rows, heads, most);
+          CHECK(passes.tokens * heads <= rows);
+          int next = 0;
+          for (int pass = 0; pass < passes.count; ++pass) {
+            const decode::TileQueries queries = decode::queries_of_pass(passes, tokens, pass);
+            CHECK((queries.count == 0 || queries.first == next));
+            next += queries.count;
+          }
+          CHECK(next == tokens);
+          CHECK((most > 1 || passes.count == 1));
+        }
+}
 
 TEST_CASE("The chunks of a work tile hold each visible token once, as codes or exact", "[runtime]") {
   const decode::ChunkTokens of =
@@ -104,8 +173,8 @@ TEST_CASE("The chunks of a work tile hold each visible token once, as codes or e
         CAPTURE(of.coded, windows.sink_tokens, windows.recent_tokens, sliding_window, exact_from);
         CAPTURE(has_sinks, has_ring, length);
         const SequenceTokens tokens = windows.tokens_of(length, exact_from, has_sinks, has_ring);
-        const decode::TileChunks chunks = decode::chunks_of(tokens, sliding_window, of);
-        const HeldTokens held = held_tokens(chunks, of);
+        const decode::TileChunks chunks = chunks_of(tokens, sliding_window, of);
+        const HeldTokens held = held_tokens(chunks, length, of);
         bool right = true;
         for (int p = 0; p < length; ++p) {
           const bool seen = sliding_window == 0 || p >= length - sliding_window;
@@ -125,13 +194,13 @@ TEST_CASE("No chunk of a work tile is empty", "[runtime]") {
       for (const int sliding_window : {0, 5, 60}) {
         CAPTURE(length, exact_from, sliding_window);
         const SequenceTokens tokens = WindowRule{11, 24}.tokens_of(length, exact_from, true, true);
-        const decode::TileChunks c = decode::chunks_of(tokens, sliding_window, of);
+        const decode::TileChunks c = chunks_of(tokens, sliding_window, of);
         const auto most = [](int first, int behind, int size) {
           return first < behind ? (behind - 1) / size - first / size + 1 : 0;
         };
         CHECK(c.coded_chunks == most(c.coded_begin, c.coded_end, of.coded));
-        CHECK(c.sink_chunks == most(c.visible_begin, c.sink_end, of.exact));
-        CHECK(c.recent_chunks == most(c.coded_end, c.length, of.exact));
+        CHECK(c.sink_chunks == most(c.begin, c.sink_end, of.exact));
+        CHECK(c.recent_chunks == most(c.coded_end, c.end, of.exact));
       }
 }
 
@@ -258,15 +327,15 @@ TEST_CASE("Units of the combine kernel have each query head once", "[runtime]") 
       for (const int kv_heads : {1, 2, 8})
         for (int group_heads = 1; group_heads <= variant->max_heads; group_heads += 3) {
           CAPTURE(variant->name, batch, kv_heads, group_heads);
-          const DecodeGrids grids = make_decode_grids(variant->shape, assumed_device(variant->shape, 132), batch,
-                                                      kv_heads * group_heads, kv_heads);
+          const DecodeGrids grids =
+              make_decode_grids(variant->shape, assumed_device(variant->shape, 132), batch, group_heads, kv_heads);
           const decode::CombineSchedule& units = grids.combine;
-          CHECK(units.tail_begin + units.tail_sequences == batch);
-          CHECK(units.tail_begin % units.unit_sequences == 0);
-          CHECK(units.units_before_tail * units.unit_sequences == units.tail_begin * units.tile_units);
-          CHECK(units.tile_units * units.unit_heads >= group_heads);
-          CHECK((units.tile_units - 1) * units.unit_heads < group_heads);
-          CHECK(units.unit_sequences * units.unit_heads <= std::max(variant->shape.combine_rows, variant->max_heads));
+          CHECK(units.tail_begin + units.tail_passes == batch);
+          CHECK(units.tail_begin % units.unit_passes == 0);
+          CHECK(units.units_before_tail * units.unit_passes == units.tail_begin * units.tile_units);
+          CHECK(units.tile_units * units.unit_rows >= group_heads);
+          CHECK((units.tile_units - 1) * units.unit_rows < group_heads);
+          CHECK(units.unit_passes * units.unit_rows <= std::max(variant->shape.combine_rows, variant->max_heads));
           CHECK(grids.query_blocks >= 1);
           CHECK(grids.combine_blocks >= 1);
           for (const int blocks : {grids.query_blocks, grids.combine_blocks})
@@ -305,7 +374,7 @@ TEST_CASE("The policy fits a multiprocessor of 228 KB", "[runtime]") {
     CHECK(kernel.heads == variant->max_heads);
     CHECK(kernel.policy.multiprocessor_blocks * (kernel.shared_bytes + 1024) <= 228 * 1024);
     CHECK(kernel.stages >= 2);
-    CHECK(kernel.tail_heads * 4 == kernel.heads);
+    CHECK(kernel.tail_rows * 4 == kernel.heads);
   }
 }
 

@@ -28,15 +28,36 @@ __device__ __forceinline__ CheckedSequence load_sequence(const PagedCacheView& c
   return check_sequence(load_entry(cache, sequence), cache.windows, cache.extents, cache.page_shift);
 }
 
+/// What a sequence's ring says of itself, beside who should own it.
+struct RingLook {
+  int slot = -1;  ///< negative: there is none to look at
+  int lost = 0;
+  std::uint64_t owner = 0, expected_owner = 0;
+
+  /// Does the ring hold the rows that readers of these tokens take?
+  __device__ __forceinline__ Fault fault(const SequenceTokens& tokens) const {
+    if (slot < 0 || !reads_ring(tokens)) return {};
+    if (lost) return {FaultCode::rollback, slot};
+    if (owner != expected_owner) return {FaultCode::foreign_ring, slot};
+    return {};
+  }
+};
+/// Loads only: the caller may use the result much later.
+__device__ __forceinline__ RingLook load_ring(const PagedCacheView& cache, int sequence) {
+  RingLook ring;
+  if (!cache.ring_states || !cache.ring_slots) return ring;
+  const int slot = __ldcg(cache.ring_slots + sequence);
+  if (cache.sequence_ids) ring.expected_owner = __ldcg(cache.sequence_ids + sequence);
+  if (slot < 0 || slot >= cache.extents.num_ring_slots) return ring;
+  ring.slot = slot;
+  ring.lost = __ldcg(&cache.ring_states[slot].lost);
+  ring.owner = cache.sequence_ids ? __ldcg(&cache.ring_states[slot].owner) : 0;
+  return ring;
+}
 /// Does the sequence's ring hold the rows that its readers take?
 __device__ __forceinline__ Fault ring_fault(const PagedCacheView& cache, const SequenceTokens& tokens, int sequence) {
-  if (!cache.ring_states || !reads_ring(tokens)) return {};
-  const int ring_slot = __ldcg(cache.ring_slots + sequence);
-  const RingState* state = cache.ring_states + ring_slot;
-  if (__ldcg(&state->lost)) return {FaultCode::rollback, ring_slot};
-  if (cache.sequence_ids && __ldcg(&state->owner) != __ldcg(cache.sequence_ids + sequence))
-    return {FaultCode::foreign_ring, ring_slot};
-  return {};
+  if (!reads_ring(tokens)) return {};
+  return load_ring(cache, sequence).fault(tokens);
 }
 
 /// load_sequence() and ring_fault() together, for kernels that do not mind one load after the other.
@@ -53,10 +74,13 @@ __device__ __forceinline__ const std::int32_t* table_of(const SequenceTables& ta
          (tables.page_indptr ? __ldcg(tables.page_indptr + sequence) : sequence * tables.page_table_stride);
 }
 
+__device__ __forceinline__ bool is_page(const PagedCacheView& cache, int number) {
+  return static_cast<unsigned>(number) < static_cast<unsigned>(cache.extents.num_pages);
+}
 /// Page number of a position, or -1 if it is not in the pool.
 __device__ __forceinline__ int page_of(const PagedCacheView& cache, const std::int32_t* table, int position) {
   const int page = __ldcg(table + (position >> cache.page_shift));
-  return static_cast<unsigned>(page) < static_cast<unsigned>(cache.extents.num_pages) ? page : -1;
+  return is_page(cache, page) ? page : -1;
 }
 
 /// First byte of the K and V tiles of one head that hold a position's exact row.

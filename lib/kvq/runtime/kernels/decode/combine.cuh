@@ -1,6 +1,8 @@
 #pragma once
 
 #include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/passes.cuh>
+#include <kvq/runtime/kernels/decode/queries.cuh>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
@@ -16,20 +18,34 @@ namespace kvq::decode {
 /// Base-2 logarithm of a power of two.
 __device__ __forceinline__ int log2_of(int x) { return 31 - __clz(x); }
 
-/// What a block combines at once: some query heads of one KV head, of some sequences. Each (sequence, query head) is a
-/// row: the heads of the first sequence, of the second...
+/// What a block combines at once: some rows of some work tiles of one KV head, which are those of neighboring passes.
 struct CombineUnit {
-  int head, first_sequence, first_head, sequences, heads;
+  int head, first_pass, first_row, passes, rows_each;
 
-  __device__ __forceinline__ int rows() const { return sequences * heads; }
+  __device__ __forceinline__ int rows() const { return passes * rows_each; }
 };
+
+/// A row of the result.
+struct OutputRow {
+  std::int64_t token;  ///< row of q, out and lse
+  int query_head;
+  bool exists;  ///< else padding
+};
+__device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int pass, int head, int row) {
+  const int heads = p.heads_per_kv_head();
+  if (!p.q_indptr) return {pass, head * heads + row, row < heads};
+  const Pass of = load_pass(p, pass);
+  const Row at = row_of(p, row);
+  return {of.first_row + at.query, head * heads + at.head, at.query < of.queries.count};
+}
 
 /// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
-  static constexpr int kRows = T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows that are rotated at once
+  static constexpr int kRows =
+      T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
   static constexpr int kRowTiles = (kRows + 7) / 8;
-  static constexpr int kTailHeads = T::kHeads / 4;  ///< heads of a unit of the tail
+  static constexpr int kTailRows = T::kHeads / 4;  ///< rows of a unit of the tail
   static constexpr int kBatch = T::kPolicy.combine_batch;
   /// Partial results of a work tile that a block loads at once if it has all heads.
   static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
@@ -64,7 +80,7 @@ struct Partials {
 
 /// LSE merge of the partial results of each row of a unit. One warp merges a row; if there are fewer rows than warps,
 /// several warps share the row's partial results. Stores values in `rows` and weights in `weights`.
-/// @param partials_of  number of a sequence in the unit -> the Partials of its work tile
+/// @param partials_of  number of a pass in the unit -> the Partials of its work tile
 /// @param weigh        (row, reference of the exponentials and sum) -> weight
 template <typename T, typename PartialsOf, typename Weigh>
 __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit,
@@ -77,8 +93,8 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
   const auto has = [&](int turn) { return kQuads % 32 == 0 || lane + 32 * turn < kQuads; };
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
-    const int row = base + (warp & (at_once - 1)), head = unit.first_head + (row & (unit.heads - 1));
-    const Partials<T> partials = partials_of(row >> log2_of(unit.heads));
+    const int row = base + (warp & (at_once - 1)), row_of_tile = unit.first_row + (row & (unit.rows_each - 1));
+    const Partials<T> partials = partials_of(row >> log2_of(unit.rows_each));
     float reference = kMinusInf, sum = 0.0f;  // the sum: of this lane's partial results only
     float4 values[kTurns] = {};
 #pragma unroll 1
@@ -86,10 +102,10 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
       // Partial results for this warp, of this batch and later ones.
       const int remaining = (partials.count - first + row_warps - 1) >> log2_of(row_warps);
       float2 state = make_float2(kMinusInf, 0.0f);  // lane i has the state of the batch's partial result i
-      if (lane < min(remaining, kBatch)) state = __ldcg(&partials[first + lane * row_warps].state[head]);
+      if (lane < min(remaining, kBatch)) state = __ldcg(&partials[first + lane * row_warps].state[row_of_tile]);
       // Only the first partial result of the batch may be the work tile's first one.
       const auto values_of = [&](const typename T::Partial& partial) {
-        return reinterpret_cast<const std::byte*>(partial.value[head]) + lane * 16;
+        return reinterpret_cast<const std::byte*>(partial.value[row_of_tile]) + lane * 16;
       };
       const std::byte *zeroth = values_of(partials[first]), *others = values_of(partials.others[2 * first]);
       const unsigned stride = static_cast<unsigned>(2 * row_warps * static_cast<int>(sizeof(typename T::Partial)));
@@ -164,38 +180,21 @@ __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const C
   __syncthreads();
 }
 
-/// q . center of a query head, as a base-2 score. It is the same for every key, so it cancels in the softmax, but LSE
-/// and sink logits need it. All lanes of one warp call it.
-template <typename T>
-__device__ __forceinline__ float center_score(const DecodeKernelParams& p, int sequence, int head, int query_head,
-                                              int lane) {
-  const typename T::Activation* q =
-      static_cast<const typename T::Activation*>(p.q) + sequence * p.q_stride + query_head * T::kHeadDim;
-  const float* center = p.cache.center_k + head * T::kHeadDim;
-  float score = 0.0f;
-#pragma unroll 1
-  for (int c = lane; c < T::kHeadDim; c += 32) score = fmaf(to_float(__ldcg(q + c)), center[c], score);
-  for (int step = 1; step < 32; step *= 2) score += __shfl_xor_sync(kAll, score, step);
-  return score * (p.softmax_scale * kLog2e);
-}
-
 /// The factor of a row's merged values, and the tokens' fraction of the softmax sum: 1 without a learned sink. Stores
 /// the row's LSE. One thread calls it.
 /// @param state  reference of the exponentials, sum
 /// @param shift  center_score()
-__device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, int sequence, int query_head, float2 state,
-                                        float shift) {
+__device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, const OutputRow& row, float2 state, float shift) {
   float reference = state.x, factor = 1.0f, sum = state.y;
   if (p.sink_logits) {
-    const float sink = p.sink_logits[query_head] * kLog2e - shift;
+    const float sink = p.sink_logits[row.query_head] * kLog2e - shift;
     reference = fmaxf(state.x, sink);  // a learned sink may be far above all scores
     factor = state.x == kMinusInf ? 0.0f : exp2f(state.x - reference);
     sum = fmaf(state.y, factor, sink == kMinusInf ? 0.0f : exp2f(sink - reference));
   }
   const bool any = reference > kMinusInf;  // there is a token or a sink
   if (p.lse)
-    p.lse[static_cast<std::int64_t>(sequence) * p.num_q_heads + query_head] =
-        any ? (reference + shift + log2f(sum)) * kLn2 : kMinusInf;
+    p.lse[row.token * p.num_q_heads + row.query_head] = any ? (reference + shift + log2f(sum)) * kLn2 : kMinusInf;
   const float weight = any ? factor * ptx::rcp_approx(sum) : 0.0f;
   return make_float2(weight, p.sink_logits ? state.y * weight : any ? 1.0f : 0.0f);
 }
@@ -211,45 +210,46 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   CombineShared<T>& shared = *reinterpret_cast<CombineShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int heads_per_kv_head = p.num_q_heads / p.cache.num_kv_heads, count = units.count() * p.cache.num_kv_heads;
+  const int count = units.count() * p.cache.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
     const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,
               tail_index = rest - units.units_before_tail;
-    CombineUnit unit = {head, 0, 0, units.unit_sequences, units.unit_heads};
+    CombineUnit unit = {head, 0, 0, units.unit_passes, units.unit_rows};
     if (tail_index < 0) {
-      unit.first_sequence = rest / units.tile_units * units.unit_sequences;
-      unit.first_head = rest % units.tile_units * units.unit_heads;
+      unit.first_pass = rest / units.tile_units * units.unit_passes;
+      unit.first_row = rest % units.tile_units * units.unit_rows;
     } else {
-      unit.first_sequence = units.tail_begin + tail_index % units.tail_sequences;
-      unit.first_head = tail_index / units.tail_sequences * CombineShared<T>::kTailHeads;
-      unit.sequences = 1, unit.heads = unit.first_head == 0 ? T::kHeads : CombineShared<T>::kTailHeads;
+      unit.first_pass = units.tail_begin + tail_index % units.tail_passes;
+      unit.first_row = tail_index / units.tail_passes * CombineShared<T>::kTailRows;
+      unit.passes = 1, unit.rows_each = unit.first_row == 0 ? T::kHeads : CombineShared<T>::kTailRows;
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
-    const bool certain = unit.first_head == 0 || tail_index < 0;
+    const bool certain = unit.first_row == 0 || tail_index < 0;
     if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
-    // Rows of padding heads are merged and rotated with the others, but not stored.
-    const auto sequence_of = [&](int row) { return unit.first_sequence + (row >> log2_of(unit.heads)); };
-    const auto head_of = [&](int row) { return unit.first_head + (row & (unit.heads - 1)); };
-    const auto query_head_of = [&](int row) { return unit.head * heads_per_kv_head + head_of(row); };
-    const auto is_row = [&](int row) { return head_of(row) < heads_per_kv_head; };
+    // Rows of padding are merged and rotated with the others, but not stored.
+    const auto output_of = [&](int row) {
+      return output_row(p, unit.first_pass + (row >> log2_of(unit.rows_each)), unit.head,
+                        unit.first_row + (row & (unit.rows_each - 1)));
+    };
     LaneRow<kDim> factors;
     load_factors<kDim>(p.cache.rotation_v, unit.head, lane, factors);
-    const bool shifted = p.cache.center_k && (p.lse || p.sink_logits);
+    const bool shifted = p.cache.center_k && (p.lse || p.sink_logits) && !(p.logit_softcap > 0.0f);
     if (shifted) {
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
-        if (!is_row(row)) continue;
-        const float shift = center_score<T>(p, sequence_of(row), unit.head, query_head_of(row), lane);
+        const OutputRow to = output_of(row);
+        if (!to.exists) continue;
+        const float shift = center_score<T>(p, to.token, unit.head, to.query_head, lane);
         if (lane == 0) shared.shifts[row] = shift;
       }
     }
-    const auto work_tile_of = [&](int i) { return (unit.first_sequence + i) * p.cache.num_kv_heads + unit.head; };
-    // One polling thread for each sequence: more of them were slower, because they contend with the decode blocks'
+    const auto work_tile_of = [&](int i) { return (unit.first_pass + i) * p.cache.num_kv_heads + unit.head; };
+    // One polling thread for each pass: more of them were slower, because they contend with the decode blocks'
     // atomics on the same word.
-    if (thread < unit.sequences) {
+    if (thread < unit.passes) {
       CompletionCounter now;
       while (now.bits = ptx::ld_acquire(p.completions + work_tile_of(thread)), !now.complete())
         __nanosleep(T::kPolicy.poll_nanoseconds);
@@ -258,7 +258,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     __syncthreads();
     if (tail_index >= 0) {
       if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
-        unit.heads = CombineShared<T>::kTailHeads;
+        unit.rows_each = CombineShared<T>::kTailRows;
         if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();
@@ -268,16 +268,15 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     merge_partials<T>(
         shared, unit, [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
         [&](int row, float2 state) {
-          if (shared.completions[row >> log2_of(unit.heads)].bits == CompletionCounter::kFaulty)
+          if (shared.completions[row >> log2_of(unit.rows_each)].bits == CompletionCounter::kFaulty)
             state = make_float2(0.0f, kNaN);
-          return is_row(row)
-                     ? weigh(p, sequence_of(row), query_head_of(row), state, shifted ? shared.shifts[row] : 0.0f)
-                     : float2{};
+          const OutputRow to = output_of(row);
+          return to.exists ? weigh(p, to, state, shifted ? shared.shifts[row] : 0.0f) : float2{};
         });
 
-    const auto out_of = [&](int row) {
-      return static_cast<Activation*>(p.out) + sequence_of(row) * p.out_stride +
-             static_cast<std::int64_t>(query_head_of(row)) * kDim;
+    const auto out_of = [&](const OutputRow& to) {
+      return static_cast<Activation*>(p.out) + to.token * p.out_stride +
+             static_cast<std::int64_t>(to.query_head) * kDim;
     };
     const auto finished = [&](int row, int channel, float x) {
       const float center = p.cache.center_v ? p.cache.center_v[unit.head * kDim + channel] : 0.0f;
@@ -288,8 +287,10 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         typename DenseRotation<kDim>::template Product<tiles.value> product;
         dense.template multiply<tiles.value>(rows, product);
         dense.template for_each<tiles.value>(product, [&](int row, int channel, float2 two) {
-          if (row >= unit.rows() || !is_row(row)) return;
-          Activation* out = out_of(row) + channel;
+          if (row >= unit.rows()) return;
+          const OutputRow to = output_of(row);
+          if (!to.exists) return;
+          Activation* out = out_of(to) + channel;
           from_float(finished(row, channel, two.x), out[0]), from_float(finished(row, channel + 1, two.y), out[1]);
         });
       };
@@ -300,7 +301,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     } else {
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
-        if (!is_row(row)) continue;
+        const OutputRow to = output_of(row);
+        if (!to.exists) continue;
         LaneRow<kDim> x;
 #pragma unroll
         for (int j = 0; j < kDim / 32; ++j) x[j] = rows[row][lane + 32 * j];
@@ -312,7 +314,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
           multiply<kDim>(x, factors);
         }
 #pragma unroll
-        for (int j = 0; j < kDim / 32; ++j) from_float(finished(row, lane + 32 * j, x[j]), out_of(row)[lane + 32 * j]);
+        for (int j = 0; j < kDim / 32; ++j) from_float(finished(row, lane + 32 * j, x[j]), out_of(to)[lane + 32 * j]);
       }
     }
     __syncthreads();

@@ -20,12 +20,13 @@ constexpr int kMostSplits = 256;  ///< of a work tile
 
 /// Arguments of all three kernels.
 struct DecodeWork {
-  DecodeParams p;
+  DecodeKernelParams p;
   CacheFormat format;
   int heads = 0;                    ///< query heads of a KV head
   int head_groups = 0, splits = 0;  ///< of a work tile: groups of kHeads query heads; most splits of its tokens
-  float* queries = nullptr;         ///< [B, Hq, D of K] rotated, times softmax scale and log2(e)
-  /// [B Hkv, splits] partial results: values [heads, D of V] by permuted channel, then largest score and sum
+  float* queries = nullptr;         ///< [passes, Hq, D of K] rotated, times softmax scale and log2(e)
+  float* centers = nullptr;         ///< [passes, Hq] q . center_k in base 2, for capped scores
+  /// [passes Hkv, splits] partial results: values [heads, D of V] by permuted channel, then largest score and sum
   float* partials = nullptr;
   KVQ_HD constexpr int record_floats() const { return heads * (format.v.head_dim + 2); }
   __device__ __forceinline__ float* record(int work_tile, int split) const {
@@ -36,16 +37,27 @@ struct DecodeWork {
   }
 };
 
-/// Grid [B Hq].
+/// Grid [passes Hq].
 template <typename T>
 __global__ void __launch_bounds__(kThreads) generic_queries_kernel(const __grid_constant__ DecodeWork work) {
   __shared__ float row[kGenericHeadDim];
-  const DecodeParams& p = work.p;
+  const DecodeKernelParams& p = work.p;
   const int dim = work.format.k.head_dim, thread = static_cast<int>(threadIdx.x);
-  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
-            head = static_cast<int>(blockIdx.x) % p.num_q_heads;
-  const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + head * dim;
+  const int number = static_cast<int>(blockIdx.x) / p.num_q_heads, head = static_cast<int>(blockIdx.x) % p.num_q_heads;
+  const decode::Pass pass = decode::load_pass(p, number);
+  if (pass.queries.count == 0) return;
+  const T* q = static_cast<const T*>(p.q) + pass.first_row * p.q_stride + head * dim;
   for (int c = thread; c < dim; c += kThreads) row[c] = to_float(q[c]) * (p.softmax_scale * kLog2e);
+  if (p.logit_softcap > 0.0f) {
+    __syncthreads();
+    if (thread == 0) {
+      float center = 0.0f;
+      for (int c = 0; p.cache.center_k && c < dim; ++c)
+        center = fmaf(row[c], p.cache.center_k[head / work.heads * dim + c], center);
+      work.centers[blockIdx.x] = center;
+    }
+    __syncthreads();
+  }
   rotate_rows<1>(row, dim, dim, p.cache.rotation_k, head / work.heads, false);
   for (int c = thread; c < dim; c += kThreads) work.queries[static_cast<std::int64_t>(blockIdx.x) * dim + c] = row[c];
 }
@@ -65,21 +77,22 @@ constexpr int attend_shared_bytes(const CacheFormat& format) {
   return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
 }
 
-/// A block attends to one split of a work tile (a KV head of a sequence), for up to kHeads of its query heads.
+/// A block attends to one split of a work tile (a KV head of a pass), for up to kHeads of its query heads.
 /// Grid: work tiles x splits x head groups, head groups varying fastest. @tparam kMaxDim  D of V at most
 template <int kMaxDim>
 __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
     generic_attend_kernel(const __grid_constant__ DecodeWork work) {
   extern __shared__ __align__(16) std::byte memory[];
-  const DecodeParams& p = work.p;
+  const DecodeKernelParams& p = work.p;
   const TileSide &k_side = work.format.k, &v_side = work.format.v;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int head_group = static_cast<int>(blockIdx.x) % work.head_groups,
             split_index = static_cast<int>(blockIdx.x) / work.head_groups;
   const int split = split_index % work.splits, work_tile = split_index / work.splits;
-  const int sequence = work_tile / p.cache.num_kv_heads, head = work_tile % p.cache.num_kv_heads;
+  const int number = work_tile / p.cache.num_kv_heads, head = work_tile % p.cache.num_kv_heads;
   const int first_head = head_group * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
-  const SeenTiles tiles(p, sequence);
+  __shared__ decode::RowSight sight;
+  const SeenTiles tiles(p, number, sight);
   const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
   if (begin >= end) return;
 
@@ -87,13 +100,18 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   float* queries = reinterpret_cast<float*>(memory);
   const float* from =
       work.queries +
-      (static_cast<std::int64_t>(sequence) * p.num_q_heads + head * work.heads + first_head) * k_side.head_dim;
+      (static_cast<std::int64_t>(number) * p.num_q_heads + head * work.heads + first_head) * k_side.head_dim;
   for (int i = thread; i < kHeads * k_side.head_dim; i += kThreads)
     queries[i] = i < heads * k_side.head_dim ? from[i] : 0.0f;
   __syncthreads();
 
   // 2. The warp's tiles. The next coded tile and the page number of the tile after it are always prefetched.
-  const TileReader reader(p, PageLayout{k_side, v_side, p.cache.num_kv_heads, 1 << p.cache.page_shift}, sequence, head);
+  const TileReader reader(p, PageLayout{k_side, v_side, p.cache.num_kv_heads, 1 << p.cache.page_shift}, tiles.sequence,
+                          head);
+  const float center =
+      p.logit_softcap > 0.0f
+          ? work.centers[number * p.num_q_heads + head * work.heads + first_head + min(lane % 4, heads - 1)]
+          : 0.0f;
   const int bytes = reader.k_bytes + reader.v_bytes;
   std::byte* stages = memory + query_bytes(work.format) + warp * warp_bytes(work.format);
   float2* params = reinterpret_cast<float2*>(stages + kStages * bytes);
@@ -127,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
       else
         score_codes<4>(k_tile, k_side, params, queries, lane, scores);
     }
-    state.add_scores(scores, tile, lane, weights);
+    state.add_scores(scores, tile, p.logit_softcap, center, lane, weights);
     if (!tile.coded() || v_side.exact()) {
       add_exact<kMaxDim>(reader.in_memory(tile, page).v, v_side.head_dim, tile, weights, lane, state.values);
     } else {
@@ -168,28 +186,32 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   }
 }
 
-/// Grid [B Hq].
+/// Grid [passes Hq].
 template <typename T>
 __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_constant__ DecodeWork work) {
   __shared__ float row[kGenericHeadDim], of_warp[kWarps], weights[kMostSplits];
-  const DecodeParams& p = work.p;
+  const DecodeKernelParams& p = work.p;
   const TileSide& side = work.format.v;
   const int dim = side.head_dim, thread = static_cast<int>(threadIdx.x);
-  const int sequence = static_cast<int>(blockIdx.x) / p.num_q_heads,
+  const int number = static_cast<int>(blockIdx.x) / p.num_q_heads,
             query_head = static_cast<int>(blockIdx.x) % p.num_q_heads;
   const int head = query_head / work.heads, in_group = query_head % work.heads;
-  T* out = static_cast<T*>(p.out) + sequence * p.out_stride + query_head * dim;
-  const SeenTiles seen(p, sequence);
+  __shared__ decode::RowSight sight;
+  const SeenTiles seen(p, number, sight);
+  if (seen.fault && query_head == 0 && thread == 0)
+    record_fault(p.cache.faults, seen.fault, seen.sequence, p.cache.layer);
+  if (!seen.exists) return;
+  T* out = static_cast<T*>(p.out) + seen.row * p.out_stride + query_head * dim;
+  float* lse = p.lse ? p.lse + static_cast<std::int64_t>(seen.row) * p.num_q_heads + query_head : nullptr;
   const int tiles = seen.count(), each = work.tiles_in_split(tiles), count = (tiles + each - 1) / each;
   if (seen.fault) {
     for (int c = thread; c < dim; c += kThreads) from_float(kNaN, out[c]);
-    if (p.lse && thread == 0) p.lse[blockIdx.x] = kNaN;
-    if (query_head == 0 && thread == 0) record_fault(p.cache.faults, seen.fault, sequence, p.cache.layer);
+    if (lse && thread == 0) *lse = kNaN;
     return;
   }
   if (count == 0) {  // no visible token
     for (int c = thread; c < dim; c += kThreads) from_float(0.0f, out[c]);
-    if (p.lse && thread == 0) p.lse[blockIdx.x] = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;
+    if (lse && thread == 0) *lse = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;
     return;
   }
 
@@ -205,16 +227,16 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   };
   const auto sum_of = [](float a, float b) { return a + b; };
   float shift = 0.0f;
-  if (p.cache.center_k && (p.lse || p.sink_logits)) {
+  if (p.cache.center_k && (p.lse || p.sink_logits) && !(p.logit_softcap > 0.0f)) {
     const int k_dim = work.format.k.head_dim;
-    const T* q = static_cast<const T*>(p.q) + sequence * p.q_stride + query_head * k_dim;
+    const T* q = static_cast<const T*>(p.q) + seen.row * p.q_stride + query_head * k_dim;
     for (int c = thread; c < k_dim; c += kThreads)
       shift = fmaf(to_float(q[c]), p.cache.center_k[head * k_dim + c], shift);
     shift = across(shift, sum_of) * (p.softmax_scale * kLog2e);
   }
 
   // 2. Combine the partial results. They are stored by permuted channel, `row` gets the channels in order.
-  const int work_tile = sequence * p.cache.num_kv_heads + head;
+  const int work_tile = number * p.cache.num_kv_heads + head;
   const auto state_of = [&](int split) {
     return reinterpret_cast<const float2*>(work.record(work_tile, split) + work.heads * dim)[in_group];
   };
@@ -237,7 +259,7 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
       value = fmaf(weights[split], work.record(work_tile, split)[in_group * dim + permuted], value);
     row[value_channel(side, permuted)] = value * inverse;
   }
-  if (p.lse && thread == 0) p.lse[blockIdx.x] = (reference + shift + log2f(sum)) * kLn2;
+  if (lse && thread == 0) *lse = (reference + shift + log2f(sum)) * kLn2;
 
   // 3. Back to the model's basis. A learned sink has no value, so only the tokens' share of the center is added.
   rotate_rows<1>(row, dim, dim, p.cache.rotation_v, head, true);
@@ -256,7 +278,7 @@ Status plan(DecodeLaunch& launch) {
   static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
   const CacheFormat& format = launch.format;
   launch.shared_bytes = attend_shared_bytes(format);
-  launch.operand_bytes = launch.heads * format.k.head_dim * 4;
+  launch.operand_bytes = launch.heads * (format.k.head_dim + 1) * 4;
   launch.partial_bytes = launch.heads * (format.v.head_dim + 2) * 4;
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -275,9 +297,10 @@ Status plan(DecodeLaunch& launch) {
 
 template <typename T>
 Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
-  const int work_tiles = params.cache.batch * params.cache.num_kv_heads;
-  if (work_tiles == 0) return {};
-  DecodeWork work{.p = params, .format = launch.format};
+  DecodeWork work{.p = {params}, .format = launch.format};
+  work.p.passes = {1, params.max_new_tokens};
+  const int work_tiles = work.p.num_passes() * params.cache.num_kv_heads;
+  if (work_tiles == 0 || params.tokens() == 0) return {};
   work.heads = params.num_q_heads / params.cache.num_kv_heads;
   work.head_groups = (work.heads + kHeads - 1) / kHeads;
   work.splits = std::clamp(launch.blocks / (work_tiles * work.head_groups), 1,
@@ -287,7 +310,8 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
   at += (static_cast<std::size_t>(launch.cut_partials) + static_cast<std::size_t>(work_tiles)) *
         static_cast<std::size_t>(launch.partial_bytes);
   work.queries = reinterpret_cast<float*>(at);
-  const auto rows = static_cast<unsigned>(params.cache.batch * params.num_q_heads);
+  const auto rows = static_cast<unsigned>(work.p.num_passes() * params.num_q_heads);
+  work.centers = work.queries + std::size_t{rows} * static_cast<std::size_t>(launch.format.k.head_dim);
   cudaError_t error = launch_kernel(generic_queries_kernel<T>, rows, kThreads, 0, false, stream, work);
   if (error == cudaSuccess)
     error =

@@ -4,6 +4,8 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/generic_tiles.cuh>
 #include <kvq/runtime/kernels/common/sequences.cuh>
+#include <kvq/runtime/kernels/common/softcap.cuh>
+#include <kvq/runtime/kernels/decode/passes.cuh>
 
 /// Attention of a warp to tiles of 16 tokens of one KV head. The assignment of lanes follows the layout of pages:
 ///
@@ -19,41 +21,51 @@ enum class TileSource { sinks, pages, ring };
 struct SeenTile {
   int position, begin, end;
   TileSource source;
+  const decode::RowSight* sight;  ///< null: the query sees all positions from begin to end
   __device__ __forceinline__ bool coded() const { return source == TileSource::pages; }
-  __device__ __forceinline__ bool seen(int token) const { return position + token >= begin && position + token < end; }
+  __device__ __forceinline__ bool seen(int token) const {
+    return position + token >= begin && position + token < end && (!sight || sight->sees(position + token));
+  }
 };
 
-/// The tiles with the tokens that a sequence's query sees: of sinks, pages, recent tokens. All begin at positions that
-/// are multiples of 16.
+/// The tiles with the tokens that a query sees: of sinks, pages, recent tokens. All begin at positions that are
+/// multiples of 16. A pass has one query.
 class SeenTiles {
  public:
-  Fault fault;            ///< then there are no tiles
-  SequenceTokens tokens;  ///< of the sequence
+  Fault fault;  ///< then there are no tiles
+  int sequence;
+  int row;      ///< of q and out
+  bool exists;  ///< the pass has a query
 
-  __device__ __forceinline__ SeenTiles(const DecodeParams& p, int sequence) {
-    const CheckedSequence checked = load_whole_sequence(p.cache, sequence);
-    fault = checked.fault, tokens = checked.tokens;
-    first = p.sliding_window > 0 ? max(0, tokens.length - p.sliding_window) : 0;
-    coded = tokens.coded_from(first);
-    sinks = tiles(first, tokens.sink_end);
-    coded_tiles = tiles(coded.begin, coded.end);
-    recent = tiles(coded.end, tokens.length);
+  /// @param of_query  shared memory, for what the query sees if masks say it; read it after a barrier
+  __device__ __forceinline__ SeenTiles(const DecodeKernelParams& p, int number, decode::RowSight& of_query) {
+    const decode::Pass pass = decode::load_pass(p, number);
+    sequence = pass.sequence, row = pass.first_row, exists = pass.queries.count > 0;
+    fault = pass.checked.fault;
+    SequenceTokens tokens = pass.checked.tokens;
+    if (!fault) fault = ring_fault(p.cache, tokens, sequence);
+    if (fault) tokens = {};
+    const decode::SeenRanges seen = decode::seen_by_pass(p, number, tokens.length);
+    const decode::TileChunks c = decode::chunks_of(tokens, seen, decode::ChunkTokens{kTileTokens, kTileTokens});
+    first = c.begin, end = c.end, sink_end = c.sink_end;
+    coded = {c.coded_begin, c.coded_end};
+    sinks = c.sink_chunks, coded_tiles = c.coded_chunks, recent = c.recent_chunks;
+    sight = p.token_masks ? &of_query : nullptr;
+    if (sight && threadIdx.x == 0) of_query = decode::sight_of(p, pass, 0);
   }
   __device__ __forceinline__ int count() const { return sinks + coded_tiles + recent; }
   __device__ __forceinline__ SeenTile operator[](int i) const {
-    if (i < sinks) return {(first / kTileTokens + i) * kTileTokens, first, tokens.sink_end, TileSource::sinks};
+    if (i < sinks) return {(first / kTileTokens + i) * kTileTokens, first, sink_end, TileSource::sinks, sight};
     i -= sinks;
     if (i < coded_tiles)
-      return {(coded.begin / kTileTokens + i) * kTileTokens, coded.begin, coded.end, TileSource::pages};
+      return {(coded.begin / kTileTokens + i) * kTileTokens, coded.begin, coded.end, TileSource::pages, sight};
     i -= coded_tiles;
-    return {(coded.end / kTileTokens + i) * kTileTokens, coded.end, tokens.length, TileSource::ring};
+    return {(coded.end / kTileTokens + i) * kTileTokens, coded.end, end, TileSource::ring, sight};
   }
 
  private:
-  static __device__ __forceinline__ int tiles(int begin, int end) {
-    return begin < end ? (end - 1) / kTileTokens + 1 - begin / kTileTokens : 0;
-  }
-  int first;
+  int first, end, sink_end;
+  const decode::RowSight* sight;
   PositionRange coded;
   int sinks, coded_tiles, recent;  ///< numbers of tiles
 };
@@ -275,8 +287,9 @@ struct Softmax {
 
   /// Adds a tile's scores and computes the weights of the lane's values.
   /// @param scores  base 2; the sum over the four lanes of a token is the score
-  __device__ __forceinline__ void add_scores(const float (&scores)[2][kHeads], const SeenTile& tile, int lane,
-                                             float (&weights)[kHeads][4]) {
+  /// @param center  base-2 score of the center with head lane % 4, for capped scores
+  __device__ __forceinline__ void add_scores(const float (&scores)[2][kHeads], const SeenTile& tile, float softcap,
+                                             float center, int lane, float (&weights)[kHeads][4]) {
     // The four lanes of a token sum their parts; each lane gets the sum of one head.
     float weight[2];
 #pragma unroll
@@ -288,6 +301,7 @@ struct Softmax {
         half[j] = (lane & 1 ? odd : even) + __shfl_xor_sync(kAll, lane & 1 ? even : odd, 1);
       }
       weight[i] = (lane & 2 ? half[1] : half[0]) + __shfl_xor_sync(kAll, lane & 2 ? half[0] : half[1], 2);
+      if (softcap > 0.0f) weight[i] = capped(weight[i] + center, softcap * kLog2e);
       if (!tile.seen(lane / 4 + 8 * i)) weight[i] = kMinusInf;
     }
     float most = fmaxf(largest, fmaxf(weight[0], weight[1]));

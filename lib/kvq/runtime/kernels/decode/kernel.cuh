@@ -13,8 +13,8 @@
 /// Symmetric groups store no minimum: m = -s (2^bits - 1) / 2, so the terms of m become a correction of the integer
 /// products by half the largest code (Query::sums, finish_share()).
 ///
-/// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each query head; hi
-/// and lo of four query heads are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
+/// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each row; hi and lo
+/// of four rows are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
 /// integer, relative to the largest weight of the stage for this head and group. Both integer products are exact.
 ///
 /// Lane 4 g + t accumulates for head t, in columns 2 t (of hi) and 2 t + 1 (of lo):
@@ -72,7 +72,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     ptx::griddepcontrol_wait();
     if (chunks >> 32 && blockIdx.x == 0) {
       record_fault(p.cache.faults, {FaultCode::length, static_cast<std::int64_t>(chunks)}, -1, p.cache.layer);
-      refuse_all(p.completions, p.cache.batch * p.cache.num_kv_heads);
+      refuse_all(p.completions, p.num_passes() * p.cache.num_kv_heads);
     }
     return;
   }
@@ -110,10 +110,9 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     // 3. A KV chunk, or none: an empty stage has flags only.
     if (!T::kExact && (info.flags & kStageCoded)) {
       if constexpr (!T::kExact)
-        attend_coded<T>(shared.stages[stage], info.first, info.begin, info.end, query, state, lane);
+        attend_coded<T>(p, shared.stages[stage], info, shared.operands[buffer], query, state, group_warp, lane);
     } else if (info.flags & kStageExact) {
-      attend_exact<T>(shared.stages[stage], info.first, info.begin, info.end,
-                      shared.operands[buffer].bf16_parts[group_warp], query, state, lane);
+      attend_exact<T>(p, shared.stages[stage], info, shared.operands[buffer], query, state, group_warp, lane);
     } else if (info.flags & kStageFaulty) {
       state.sum = kNaN;
     }

@@ -30,7 +30,7 @@ constexpr DecodeKernelShape decode_kernel_shape() {
       .operand_bytes = static_cast<int>(sizeof(typename T::Operand)),
       .partial_bytes = static_cast<int>(sizeof(typename T::Partial)),
       .combine_rows = CombineShared::kRows,
-      .tail_heads = CombineShared::kTailHeads,
+      .tail_rows = CombineShared::kTailRows,
       .partials_at_once = CombineShared::kPartialsAtOnce,
   };
 }
@@ -74,12 +74,13 @@ Status plan_decode(DecodeLaunch& launch) {
 
 template <typename T>
 Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
-  if (params.cache.batch == 0) return {};
-  const DecodeGrids grids = make_decode_grids(decode_kernel_shape<T>(), device_of(launch), params.cache.batch,
-                                              params.num_q_heads, params.cache.num_kv_heads);
-  const DecodeWorkspace workspace = decode_workspace(
-      launch, static_cast<std::size_t>(params.cache.batch) * static_cast<std::size_t>(params.cache.num_kv_heads));
+  if (params.cache.batch == 0 || params.tokens() == 0) return {};
   DecodeKernelParams p = {params};
+  p.passes = make_decode_passes(T::kHeads, p.heads_per_kv_head(), params.max_new_tokens);
+  const DecodeGrids grids = make_decode_grids(decode_kernel_shape<T>(), device_of(launch), p.num_passes(),
+                                              p.passes.tokens * p.heads_per_kv_head(), params.cache.num_kv_heads);
+  const DecodeWorkspace workspace = decode_workspace(
+      launch, static_cast<std::size_t>(p.num_passes()) * static_cast<std::size_t>(params.cache.num_kv_heads));
   std::byte* at = static_cast<std::byte*>(params.workspace);
   p.work_counter = reinterpret_cast<std::int32_t*>(at + workspace.work_counter);
   p.completions = reinterpret_cast<unsigned long long*>(at + workspace.completions);

@@ -45,26 +45,40 @@ struct Producer {
     const TileChunks& chunks = work_tile.chunks;
     ChunkSource source{{flags, 0, 0, 0}, {}, 0, false};
     if (!used) return source;
-    const int page_tiles = this->page_tiles();
+    const int page_tiles = this->page_tiles(), sequence = sequence_of(p, work_tile.pass);
+    // Tokens of the stage: do all rows see all of them that any row sees?
+    const auto ragged = [&](int first, int size, int begin, int end) {
+      return max(first, begin) < chunks.seen_by_all.begin || min(first + size, end) > chunks.seen_by_all.end
+                 ? kStageRagged
+                 : 0;
+    };
     if (chunk < chunks.coded_chunks) {
       const int first = (chunks.first_coded_chunk + chunk) * T::kStageTokens;
-      source.info = {flags | (T::kExact ? kStageExact : kStageCoded), first, chunks.coded_begin, chunks.coded_end};
-      const std::int32_t* table = table_of(p.cache, work_tile.sequence);
+      source.info = {flags | (T::kExact ? kStageExact : kStageCoded) |
+                         ragged(first, T::kStageTokens, chunks.coded_begin, chunks.coded_end),
+                     first, chunks.coded_begin, chunks.coded_end};
+      const std::int32_t* table = table_of(p.cache, sequence);
       const std::byte* pages = p.cache.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
+      // All page numbers are loaded before one of them is looked at.
+      int numbers[kStagePages] = {}, wrong = -1;
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k) {
         // The chunk's pages that have a token to read; entries of other pages may be anything.
         const int token = first + (k << p.cache.page_shift), page_end = token + (1 << p.cache.page_shift);
-        if ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end && page_end > chunks.coded_begin) {
-          const int page = page_of(p.cache, table, token);
-          if (page < 0) {  // the page cannot be read: nothing is loaded, and the result is NaN
-            record_fault(p.cache.faults, {FaultCode::page, __ldcg(table + (token >> p.cache.page_shift))},
-                         work_tile.sequence, p.cache.layer);
-            source.info = {flags | kStageFaulty, 0, 0, 0};
-            return source;
-          }
-          source.from[k] = pages + page * p.cache.page_stride;
-        }
+        if ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end && page_end > chunks.coded_begin)
+          numbers[k] = __ldcg(table + (token >> p.cache.page_shift));
+      }
+#pragma unroll
+      for (int k = 0; k < kStagePages; ++k) {
+        if (!is_page(p.cache, numbers[k])) wrong = k;
+        source.from[k] = pages + numbers[k] * p.cache.page_stride;
+      }
+      if (wrong >= 0) {  // the page cannot be read: nothing is loaded, and the result is NaN
+        const int token = first + (wrong << p.cache.page_shift);
+        record_fault(p.cache.faults, {FaultCode::page, __ldcg(table + (token >> p.cache.page_shift))}, sequence,
+                     p.cache.layer);
+        source.info = {flags | kStageFaulty, 0, 0, 0};
+        return source;
       }
       if constexpr (!T::kExact) {
         source.whole =
@@ -87,10 +101,11 @@ struct Producer {
       const bool is_sink = recent < 0;
       const int first = (is_sink ? chunks.first_sink_chunk + index : chunks.first_recent_chunk + recent);
       const int rows = is_sink ? p.cache.sink_layout.rows : p.cache.ring_layout.rows;
-      const int slot = __ldcg((is_sink ? p.cache.sink_slots : p.cache.ring_slots) + work_tile.sequence);
+      const int slot = __ldcg((is_sink ? p.cache.sink_slots : p.cache.ring_slots) + sequence);
       const int exact_chunk = first % (rows / T::kExactTokens);
-      source.info = {flags | kStageExact, first * T::kExactTokens, is_sink ? chunks.visible_begin : chunks.coded_end,
-                     is_sink ? chunks.sink_end : chunks.length};
+      const int begin = is_sink ? chunks.begin : chunks.coded_end, end = is_sink ? chunks.sink_end : chunks.end;
+      source.info = {flags | kStageExact | ragged(first * T::kExactTokens, T::kExactTokens, begin, end),
+                     first * T::kExactTokens, begin, end};
       source.values_offset = kWindowTileBytes;
       source.from[0] =
           (is_sink ? p.cache.sinks : p.cache.rings) +
@@ -198,8 +213,8 @@ struct Producer {
 
   /// Loads the queries of a work tile into its buffer.
   __device__ __forceinline__ void load_queries(const WorkTile& work_tile) {
-    const typename T::Operand* from = static_cast<const typename T::Operand*>(p.operands) +
-                                      work_tile.sequence * p.cache.num_kv_heads + work_tile.head;
+    const typename T::Operand* from =
+        static_cast<const typename T::Operand*>(p.operands) + work_tile.pass * p.cache.num_kv_heads + work_tile.head;
     async_copy::copy(&shared.operands[buffer], from, sizeof(typename T::Operand),
                      ptx::shared_address(&shared.queries_full[buffer]), lane);
   }
@@ -226,9 +241,21 @@ struct Producer {
     return splits.per_round + __shfl_sync(kAll, claimed, 0);
   }
 
+  /// How many chunks of a work tile, from chunk `from` on, have only tokens that no kernel still writes.
+  __device__ __forceinline__ int early_chunks(const TileChunks& chunks, int from) const {
+    return min(chunks.coded_chunks, chunks.new_begin / T::kStageTokens - chunks.first_coded_chunk) - from;
+  }
+
   /// Loads all splits of the block, each one work tile by work tile.
   __device__ void run(const Splits& splits) {
     bool first = true;
+    // Waits for the queries kernel, and with it for all kernels before.
+    const auto begin_queries = [&](const WorkTile& work_tile) {
+      ptx::griddepcontrol_wait();
+      ptx::griddepcontrol_launch_dependents();
+      load_queries(work_tile);
+      first = false;
+    };
     for (int split = static_cast<int>(blockIdx.x); split < splits.count(); split = claim(splits)) {
       const auto [begin, end] = splits.range_of(split);
       for (WorkTile work_tile = find_work_tile<T>(p, shared.queue, begin, lane);;
@@ -239,27 +266,27 @@ struct Producer {
         signal_partial();
         if (lane == 0)
           shared.partial_ids[buffer] =
-              PartialId{work_tile.sequence * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
+              PartialId{work_tile.pass * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
         __syncwarp();  // any lane may arm a stage that refers to this entry of `partial_ids`
-        if (!first) load_queries(work_tile);
+        int most_first = max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor);
+        if (first && p.early_pages) most_first = min(most_first, early_chunks(work_tile.chunks, from));
+        if (first && most_first <= 0)
+          begin_queries(work_tile);
+        else if (!first)
+          load_queries(work_tile);
         // A work tile takes a multiple of kConsumerGroups stages, so that each consumer group has a first and a last
         // one, and KV chunk i of a split's part of the work tile always goes to the same group. Stages beyond the
         // chunks are empty.
         const int label = buffer << kStageBufferShift,
                   padded = (to - from + T::kConsumerGroups - 1) / T::kConsumerGroups * T::kConsumerGroups;
         for (int base = 0, count; base < padded; base += count) {
-          const int most = first ? min(T::kStages, max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor)) : 32;
+          const int most = first ? min(T::kStages, most_first) : 32;
           count = min(most, padded - base);
           const int i = base + lane;
           const int flags =
               label | (i < T::kConsumerGroups ? kStageFirst : 0) | (i >= padded - T::kConsumerGroups ? kStageLast : 0);
           load(describe(work_tile, from + i, flags, from + i < to), count);
-          if (first) {
-            ptx::griddepcontrol_wait();
-            ptx::griddepcontrol_launch_dependents();
-            load_queries(work_tile);
-            first = false;
-          }
+          if (first) begin_queries(work_tile);
         }
         next_buffer();
         if (work_tile.first_chunk + n >= end) break;

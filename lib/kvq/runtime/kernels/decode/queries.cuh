@@ -79,11 +79,27 @@ struct QueriesShared {
   static constexpr int kRows = 16;
   alignas(16) PaddedRow<kDim> rows[kRows];
   bool poisoned[kRows];                         ///< of each work tile: all scores become NaN
+  Pass passes[kRows];                           ///< of each work tile
   typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
 
+/// q . center of a query, as a base-2 score. It is the same for every key, so it cancels in a softmax of scores that
+/// are not capped, but LSE and sink logits need it. All lanes of one warp call it.
+template <typename T>
+__device__ __forceinline__ float center_score(const DecodeKernelParams& p, std::int64_t q_row, int head, int query_head,
+                                              int lane) {
+  const typename T::Activation* q =
+      static_cast<const typename T::Activation*>(p.q) + q_row * p.q_stride + query_head * T::kHeadDim;
+  const float* center = p.cache.center_k + head * T::kHeadDim;
+  float score = 0.0f;
+#pragma unroll 1
+  for (int c = lane; c < T::kHeadDim; c += 32) score = fmaf(to_float(__ldcg(q + c)), center[c], score);
+  for (int step = 1; step < 32; step *= 2) score += __shfl_xor_sync(kAll, score, step);
+  return score * (p.softmax_scale * kLog2e);
+}
+
 /// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads (required). Then a
-/// block has one KV head, and prepares the queries of several sequences at once.
+/// block has one KV head, and prepares the queries of several passes at once.
 template <typename T>
 __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     queries_kernel(const __grid_constant__ DecodeKernelParams p) {
@@ -93,7 +109,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int heads_per_kv_head = p.num_q_heads / p.cache.num_kv_heads, work_tiles = p.cache.batch * p.cache.num_kv_heads;
+  const int heads_per_kv_head = p.heads_per_kv_head(), work_tiles = p.num_passes() * p.cache.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
@@ -101,35 +117,47 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
   // After the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
-  // may read keys and values without waiting themselves.
+  // may read keys and values without waiting themselves. With early pages they start at once, and wait before they read
+  // what the kernel before this one may still write.
+  if (p.early_pages) ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  if (!p.early_pages) ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
   constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
-  // Of the sequence of this thread's work tile, which is first + thread * grid. A sequence with a fault in its tables
+  // Of the pass of this thread's work tile, which is first + thread * grid. A sequence with a fault in its tables
   // has no tokens. One with a fault of its ring has, and is attended to, with queries that make all scores NaN.
   bool has_tokens = false;
-  Fault fault = {}, ring = {};
+  Pass fetched_pass = {};
+  RingLook fetched_ring = {};
   const auto fetch = [&](int first) {
     const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
-    if (thread < n) {
-      const int sequence = (first + thread * grid) / p.cache.num_kv_heads;
-      const CheckedSequence checked = load_sequence(p.cache, sequence);
-      has_tokens = checked.tokens.length > 0, fault = checked.fault;
-      ring = fault ? Fault{} : ring_fault(p.cache, checked.tokens, sequence);
-      if (head == 0 && (fault || ring)) record_fault(p.cache.faults, fault ? fault : ring, sequence, p.cache.layer);
-    }
+    // Queries first, because the rest waits for loads.
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;
+      const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;  // in the work tile
       if (row >= n * T::kHeads) break;
-      const int sequence = first / p.cache.num_kv_heads + row / T::kHeads * (grid / p.cache.num_kv_heads);
-      const Activation* q = static_cast<const Activation*>(p.q) + sequence * p.q_stride +
-                            static_cast<std::int64_t>(head * heads_per_kv_head + local_head) * kDim + lane;
+      const int number = first / p.cache.num_kv_heads + row / T::kHeads * (grid / p.cache.num_kv_heads);
+      std::int64_t q_row = number;
+      int query_head = local_head;
+      bool is_row = local_head < heads_per_kv_head;
+      if (p.q_indptr) {
+        const Pass pass = load_pass(p, number);
+        const Row at = row_of(p, local_head);
+        q_row = pass.first_row + at.query, query_head = at.head, is_row = at.query < pass.queries.count;
+      }
+      const Activation* q = static_cast<const Activation*>(p.q) + q_row * p.q_stride +
+                            static_cast<std::int64_t>(head * heads_per_kv_head + query_head) * kDim + lane;
 #pragma unroll
-      for (int j = 0; j < kDim / 32; ++j)
-        fetched[turn][j] = local_head < heads_per_kv_head ? __ldcg(q + 32 * j) : Activation{};
+      for (int j = 0; j < kDim / 32; ++j) fetched[turn][j] = is_row ? __ldcg(q + 32 * j) : Activation{};
+    }
+    if (thread < n) {
+      const int number = (first + thread * grid) / p.cache.num_kv_heads;
+      fetched_ring = load_ring(p.cache, sequence_of(p, number));
+      fetched_pass = load_pass(p, number);
+      // Of several new tokens, or a range of positions, there may be none to attend to.
+      const SequenceTokens& tokens = fetched_pass.checked.tokens;
+      has_tokens = p.q_indptr || p.first || p.last ? chunks_of<T>(p, number, tokens).count > 0 : tokens.length > 0;
     }
     return n;
   };
@@ -152,11 +180,12 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
     if (thread < n) {
-      p.completions[first + thread * grid] = fault        ? CompletionCounter::kFaulty
-                                             : has_tokens ? 0
-                                                          : CompletionCounter::kNone;
-      shared.poisoned[thread] = static_cast<bool>(ring);
+      p.completions[first + thread * grid] = fetched_pass.checked.fault ? CompletionCounter::kFaulty
+                                             : has_tokens               ? 0
+                                                                        : CompletionCounter::kNone;
+      shared.passes[thread] = fetched_pass;
     }
+    const RingLook ring = fetched_ring;
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
@@ -166,7 +195,33 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       else
         dense.template apply<2>(rows);
     }
+    // What the ring says is used only now, because its loads wait for others.
+    if (thread < n) {
+      const Pass& pass = shared.passes[thread];
+      const Fault of_ring = ring.fault(pass.checked.tokens), fault = pass.checked.fault ? pass.checked.fault : of_ring;
+      shared.poisoned[thread] = static_cast<bool>(of_ring);
+      if (head == 0 && fault) record_fault(p.cache.faults, fault, pass.sequence, p.cache.layer);
+    }
+    __syncthreads();
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
+    // A warp that cuts no queries writes what rows see.
+    if (const int row = thread - (kRotateThreads - 32); row >= 0 && row < n * T::kHeads) {
+      typename T::Operand& to = operands[first + row / T::kHeads * grid];
+      const RowSight sight = sight_of(p, shared.passes[row / T::kHeads], row % T::kHeads);
+      to.row_begin[row % T::kHeads] = sight.begin, to.row_mask[row % T::kHeads] = sight.mask;
+      if (row % T::kHeads == 0) to.new_begin = sight.new_begin;
+    }
+    if (p.logit_softcap > 0.0f) {
+#pragma unroll 1
+      for (int row = warp; row < n * T::kHeads; row += kRotateWarps) {
+        const Pass& pass = shared.passes[row / T::kHeads];
+        const Row at = row_of(p, row % T::kHeads);
+        float score = 0.0f;
+        if (p.cache.center_k && at.query < pass.queries.count)
+          score = center_score<T>(p, pass.first_row + at.query, head, head * heads_per_kv_head + at.head, lane);
+        if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
+      }
+    }
     constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
     static_assert(kCutters < kRotateWarps);
     if (warp < n * T::kConsumerGroupWarps)

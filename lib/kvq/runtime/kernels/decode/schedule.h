@@ -8,11 +8,12 @@
 #include <span>
 #include <vector>
 
-/// Which block attends to which tokens: stream-K. Each (sequence, KV head) is a work tile. Its tokens are cut into KV
+/// Which block attends to which tokens: stream-K. Each (pass, KV head) is a work tile; a pass is a sequence, or as many
+/// of its new tokens as one work tile has rows for (DecodePasses). Its tokens are cut into KV
 /// chunks of similar bytes, one for each stage: first the quantized tokens, then the exact (bfloat16) ones. (A coded
 /// chunk may have up to 2.25 times the bytes of an exact one, see DecodeTraits; splits count both as one. A work tile
 /// of a coded format has few exact chunks.) The chunks of all work tiles lie end to end in one queue, the chunk queue,
-/// sequence by sequence, head by head. The queue is cut into equal splits, one for each block. Where it is cut depends
+/// pass by pass, head by head. The queue is cut into equal splits, one for each block. Where it is cut depends
 /// on lengths that are read on the device, so that a captured graph stays right while sequences grow. Equal splits do
 /// not take equal times: the oldest block of a multiprocessor is served first, and some multiprocessors are nearer to
 /// memory. So on a long queue the equal splits leave a rest, which blocks claim in ever smaller splits from an atomic
@@ -22,12 +23,65 @@
 /// This header has the arithmetic, which the kernels (schedule.cuh) and the host share. It needs no CUDA.
 namespace kvq {
 
+/// How the new tokens of a sequence are divided into passes. Each (new token, query head of a KV head) is a row of a
+/// work tile, which has at most DecodeKernelShape::heads rows.
+struct DecodePasses {
+  int tokens = 1;  ///< new tokens of a pass, at most
+  int count = 1;   ///< passes of a sequence
+};
+constexpr DecodePasses make_decode_passes(int max_rows, int heads_per_kv_head, int max_new_tokens) {
+  const int fit = max_rows / heads_per_kv_head, tokens = fit < 1 ? 1 : fit < max_new_tokens ? fit : max_new_tokens;
+  return {tokens, (max_new_tokens + tokens - 1) / tokens};
+}
+
 namespace decode {
 
-/// KV chunks of one work tile; equal for all heads of a sequence.
+/// Positions that the rows of a work tile see.
+struct SeenRanges {
+  PositionRange any;  ///< those outside are hidden from all rows
+  PositionRange all;  ///< part of `any`: those inside are seen by all rows, as far as this is known without the masks
+  int new_begin = 0;  ///< position of the sequence's first new token
+};
+
+/// The queries of a work tile: `count` of the new tokens, from `first` on.
+struct TileQueries {
+  int new_tokens = 1, first = 0, count = 1;
+};
+KVQ_HD constexpr TileQueries queries_of_pass(const DecodePasses& passes, int new_tokens, int pass) {
+  const int first = pass * passes.tokens, rest = new_tokens - first;
+  return {new_tokens, first, rest < 0 ? 0 : rest < passes.tokens ? rest : passes.tokens};
+}
+
+/// @param masked          token_masks decide which new tokens a query sees
+/// @param sliding_window  tokens that a query sees, itself included; 0 = all
+/// @param range           what the caller lets all queries see
+KVQ_HD inline SeenRanges seen_by(int length, const TileQueries& queries, bool masked, int sliding_window,
+                                 const PositionRange& range) {
+  if (queries.count == 0) return {};
+  const int new_begin = length - queries.new_tokens, position = new_begin + queries.first,
+            last = position + queries.count - 1;
+  const auto begin_of = [&](int query) { return sliding_window > 0 ? larger(0, query + 1 - sliding_window) : 0; };
+  return {{larger(range.begin, begin_of(position)), smaller(range.end, masked ? length : last + 1)},
+          {larger(range.begin, begin_of(last)), smaller(range.end, masked ? new_begin : position + 1)},
+          new_begin};
+}
+
+/// Which positions one row sees, of those that any row sees.
+struct RowSight {
+  int begin = 0;           ///< first position
+  int new_begin = 0;       ///< position of the sequence's first new token
+  std::uint32_t mask = 0;  ///< new tokens that the row sees
+  KVQ_HD bool sees(int position) const {
+    if (position < new_begin) return position >= begin;
+    return position >= begin && position - new_begin < 32 && (mask >> (position - new_begin) & 1) != 0;
+  }
+};
+
+/// KV chunks of one work tile; equal for all heads of a pass.
 struct TileChunks {
-  int length;                           ///< tokens
-  int visible_begin;                    ///< first visible position
+  PositionRange seen_by_all;            ///< see SeenRanges
+  int new_begin;                        ///< likewise
+  int begin, end;                       ///< positions that any row sees
   int sink_end;                         ///< positions below it are exact sinks
   int coded_begin, coded_end;           ///< positions whose codes are read; from coded_end on tokens are exact
   int first_coded_chunk, coded_chunks;  ///< number of the first one, from position 0; how many
@@ -41,24 +95,22 @@ struct ChunkTokens {
   int coded = 0, exact = 0;
 };
 
-/// @param sliding_window  tokens that a query sees, itself included; 0 = all
 /// @tparam Tokens  ChunkTokens, or constants of the same names
 template <typename Tokens>
-KVQ_HD TileChunks chunks_of(const SequenceTokens& sequence, int sliding_window, const Tokens& tokens) {
+KVQ_HD TileChunks chunks_of(const SequenceTokens& sequence, const SeenRanges& seen, const Tokens& tokens) {
   TileChunks c;
-  c.length = sequence.length;
-  c.visible_begin = sliding_window > 0 ? larger(0, c.length - sliding_window) : 0;
-  c.sink_end = sequence.sink_end;
-  const PositionRange coded = sequence.coded_from(c.visible_begin);
-  c.coded_begin = coded.begin, c.coded_end = coded.end;
+  c.seen_by_all = seen.all, c.new_begin = seen.new_begin;
+  c.begin = seen.any.begin, c.end = seen.any.end;
+  c.sink_end = smaller(sequence.sink_end, c.end);
+  c.coded_begin = larger(c.sink_end, c.begin);
+  c.coded_end = larger(c.coded_begin, smaller(sequence.recent_begin, c.end));
   c.first_coded_chunk = c.coded_begin / tokens.coded;
   c.coded_chunks =
       c.coded_begin < c.coded_end ? (c.coded_end + tokens.coded - 1) / tokens.coded - c.first_coded_chunk : 0;
-  c.first_sink_chunk = c.visible_begin / tokens.exact;
-  c.sink_chunks =
-      c.visible_begin < c.sink_end ? (c.sink_end + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
+  c.first_sink_chunk = c.begin / tokens.exact;
+  c.sink_chunks = c.begin < c.sink_end ? (c.sink_end + tokens.exact - 1) / tokens.exact - c.first_sink_chunk : 0;
   c.first_recent_chunk = c.coded_end / tokens.exact;
-  c.recent_chunks = c.coded_end < c.length ? (c.length - 1) / tokens.exact + 1 - c.first_recent_chunk : 0;
+  c.recent_chunks = c.coded_end < c.end ? (c.end - 1) / tokens.exact + 1 - c.first_recent_chunk : 0;
   c.count = c.coded_chunks + c.sink_chunks + c.recent_chunks;
   return c;
 }
@@ -119,7 +171,7 @@ struct Splits {
 /// splits as well: the one that the split begins in, and the one that it ends in; for these, the split has two
 /// cut entries among the partial results. A work tile that is whole in one split has an entry of its own.
 struct PartialId {
-  int work_tile;  ///< sequence * num_kv_heads + head
+  int work_tile;  ///< pass * num_kv_heads + head
   int split;
   bool begins, ends;  ///< the split has the work tile's first chunk, its last one
 };
@@ -163,22 +215,22 @@ struct CompletionCounter {
   }
 };
 
-/// How work tiles are divided into units of the combine kernel. If work tiles are few, each query head is a unit, so
-/// that all blocks have work. If they are many, a unit has all heads of one sequence, or of several. But the last
-/// sequences of the batch are the tail, where a unit has a quarter of a work tile's heads. This is for a queue of
+/// How work tiles are divided into units of the combine kernel. If work tiles are few, each row is a unit, so that all
+/// blocks have work. If they are many, a unit has all rows of one pass, or of several. But the last passes are the
+/// tail, where a unit has a quarter of a work tile's rows. This is for a queue of
 /// several rounds: each of its rounds has the same number of splits, so work tiles in the short last round have many
 /// partial results, and they are complete last. (The host does not know lengths, hence rounds, so each call with many
 /// work tiles has a tail.) If the completion counter then shows few partial results, the work tile's first unit takes
 /// all heads and the others are empty.
 struct CombineSchedule {
-  int unit_sequences = 1, unit_heads = 1;  ///< of a unit before the tail; powers of two
-  int tile_units = 1;                      ///< units of a work tile before the tail
-  int units_before_tail = 0;               ///< units of a KV head before the tail
-  int tail_begin = 0, tail_sequences = 0;  ///< first sequence of the tail, number of sequences
-  int tail_units = 0;                      ///< units of a work tile in the tail
+  int unit_passes = 1, unit_rows = 1;   ///< of a unit before the tail: passes, rows of each; powers of two
+  int tile_units = 1;                   ///< units of a work tile before the tail
+  int units_before_tail = 0;            ///< units of a KV head before the tail
+  int tail_begin = 0, tail_passes = 0;  ///< first pass of the tail, number of passes
+  int tail_units = 0;                   ///< units of a work tile in the tail
 
   /// Units of a KV head.
-  KVQ_HD constexpr int count() const { return units_before_tail + tail_sequences * tail_units; }
+  KVQ_HD constexpr int count() const { return units_before_tail + tail_passes * tail_units; }
 };
 
 }  // namespace decode
@@ -186,7 +238,7 @@ struct CombineSchedule {
 /// Sizes of one variant's kernels (DecodeTraits), for the host.
 struct DecodeKernelShape {
   DecodePolicy policy = {};
-  int heads = 0;  ///< query heads of a KV head, padding included
+  int heads = 0;  ///< rows of a work tile, padding included: query heads of a KV head, or multiples of them
   int consumer_groups = 0, group_warps = 0;
   int stages = 0, stage_bytes = 0;  ///< of a block; of a stage
   decode::ChunkTokens chunk = {};
@@ -194,8 +246,8 @@ struct DecodeKernelShape {
   int shared_bytes = 0;      ///< of a decode block
   int operand_bytes = 0;     ///< queries of one work tile
   int partial_bytes = 0;     ///< a partial result
-  int combine_rows = 0;      ///< rows that a block of the combine kernel rotates at once
-  int tail_heads = 0;        ///< query heads of a unit of the tail
+  int combine_rows = 0;      ///< rows of any work tiles that a block of the combine kernel rotates at once
+  int tail_rows = 0;         ///< rows of a unit of the tail
   int partials_at_once = 0;  ///< of a work tile, that a block of the combine kernel loads at once
 };
 
@@ -214,8 +266,9 @@ struct DecodeGrids {
   int one_round_splits = 0;  ///< splits of a queue of one round; the other decode blocks stay idle
   decode::CombineSchedule combine = {};
 };
-/// @param batch  1 or more
-DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevice& device, int batch, int num_q_heads,
+/// @param passes  of all sequences, 1 or more
+/// @param rows    of a work tile, at most kernel.heads
+DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevice& device, int passes, int rows,
                               int num_kv_heads);
 
 /// One call, with the lengths that only its kernels read.
@@ -223,6 +276,7 @@ struct DecodeShape {
   int num_q_heads = 1, num_kv_heads = 1;
   WindowRule windows = {};
   int sliding_window = 0;                 ///< tokens that a query sees, itself included; 0 = all
+  int new_tokens = 1;                     ///< of each sequence
   std::span<const std::int32_t> lengths;  ///< of each sequence; one or more sequences
 };
 
@@ -230,6 +284,7 @@ struct DecodeShape {
 struct DecodeSchedule {
   DecodeGrids grids = {};
   int num_kv_heads = 1;
+  DecodePasses passes = {};
   int work_tiles = 0, empty_tiles = 0;  ///< all; without tokens
   std::uint64_t chunks = 0;             ///< KV chunks of the queue
   bool too_long = false;                ///< 2^32 chunks or more: results are NaN, and what follows is empty
@@ -237,11 +292,11 @@ struct DecodeSchedule {
   int idle_blocks = 0;                      ///< decode blocks without a split
   int split_tiles = 0, most_splits = 0;     ///< work tiles of several splits; splits of a work tile
   std::int64_t partials = 0;                ///< partial results of all work tiles
-  std::vector<std::uint32_t> first_chunks;  ///< [B + 1] where each sequence's first work tile begins; the queue's end
+  std::vector<std::uint32_t> first_chunks;  ///< [passes + 1] where each pass's first work tile begins; the queue's end
 
-  /// KV chunks of each work tile of a sequence.
-  std::uint32_t tile_chunks(std::size_t sequence) const {
-    return (first_chunks[sequence + 1] - first_chunks[sequence]) / static_cast<std::uint32_t>(num_kv_heads);
+  /// KV chunks of each work tile of a pass.
+  std::uint32_t tile_chunks(std::size_t pass) const {
+    return (first_chunks[pass + 1] - first_chunks[pass]) / static_cast<std::uint32_t>(num_kv_heads);
   }
   /// Splits that have chunks of a work tile, from the first one to one past the last one; none if the work tile
   /// has no tokens.
@@ -249,7 +304,7 @@ struct DecodeSchedule {
     int begin, end;
     int count() const { return end - begin; }
   };
-  TileSplits splits_of(int sequence, int head) const;
+  TileSplits splits_of(int pass, int head) const;
   /// The split that contains chunk `chunk` of the queue.
   int split_of(std::uint32_t chunk) const;
 };

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/common/group_params.cuh>
+#include <kvq/runtime/kernels/common/softcap.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
 
@@ -173,12 +175,19 @@ __device__ __forceinline__ void tile_scores(const unsigned char* tile, const Que
   score0 = scores[0], score1 = scores[1];
 }
 
+/// A capped score, in multiples of `score_scale` as it came.
+/// @param center_score  what keys leave out: Operand::center_scores
+__device__ __forceinline__ float capped_score(const DecodeParams& p, float score, float score_scale,
+                                              float center_score) {
+  return __fdividef(capped(fmaf(score, score_scale, center_score), p.logit_softcap * kLog2e), score_scale);
+}
+
 /// Attends to one stage of coded tokens.
-/// @param first       position of the stage's first token
-/// @param begin, end  visible positions
 template <typename T>
-__device__ __forceinline__ void attend_coded(const unsigned char* stage, int first, int begin, int end,
-                                             const Query<T>& query, State<T>& state, int lane) {
+__device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
+                                             const typename T::StageInfo& info, const typename T::Operand& operand,
+                                             const Query<T>& query, State<T>& state, int group_warp, int lane) {
+  const int first = info.first, begin = info.begin, end = info.end;
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
   constexpr float kLargest = 65534.0f;  // largest 16-bit integer, less 1 for the error of the reciprocal below
@@ -189,12 +198,25 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 #pragma unroll
   for (int u = 0; u < kTiles; ++u)
     tile_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  const int row = 4 * group_warp + (lane & 3);
+  if (p.logit_softcap > 0.0f) {
+#pragma unroll
+    for (float& score : scores) score = capped_score(p, score, query.score_scale, operand.center_scores[row]);
+    ptx::keep_branch();
+  }
   unsigned hidden = 0;  // bit j: token 8 j + g
   if (first < begin || first + T::kStageTokens > end) {
 #pragma unroll
     for (int j = 0; j < 2 * kTiles; ++j)
       if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
     ptx::keep_branch();  // rarely taken
+  }
+  if (info.flags & kStageRagged) {
+    const RowSight sight = operand.sight(row);
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (!sight.sees(first + 8 * j + g)) hidden |= 1u << j, scores[j] = kMinusInf;
+    ptx::keep_branch();
   }
   float stage_max = scores[0];
 #pragma unroll
@@ -289,9 +311,11 @@ __device__ __forceinline__ void attend_coded(const unsigned char* stage, int fir
 // ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
 
 template <typename T>
-__device__ __forceinline__ void attend_exact(const unsigned char* stage, int first, int begin, int end,
-                                             const unsigned (&fragments)[T::kChannelBlocks][2][32],
-                                             const Query<T>& query, State<T>& state, int lane) {
+__device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
+                                             const typename T::StageInfo& info, const typename T::Operand& operand,
+                                             const Query<T>& query, State<T>& state, int group_warp, int lane) {
+  const int first = info.first, begin = info.begin, end = info.end;
+  const auto& fragments = operand.bf16_parts[group_warp];
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
   float sums[2][4] = {};
@@ -303,15 +327,19 @@ __device__ __forceinline__ void attend_exact(const unsigned char* stage, int fir
     ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, fragments[2 * pair + 1][0][lane],
                            fragments[2 * pair + 1][1][lane]);
   }
-  const bool visible = first + g >= begin && first + g < end;
-  const float score =
-      visible ? ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_score_ratio : kMinusInf;
+  bool visible = first + g >= begin && first + g < end;
+  if (info.flags & kStageRagged) visible = visible && operand.sight(4 * group_warp + t).sees(first + g);
+  float score = ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_score_ratio;
+  if (p.logit_softcap > 0.0f)
+    score = capped_score(p, score, query.score_scale, operand.center_scores[4 * group_warp + t]);
+  if (!visible) score = kMinusInf;
   const float reference = state.rescale(score, query.score_scale);
   const float weight = ptx::ex2(fmaf(score, query.score_scale, -reference));
   state.sum += weight;
   unsigned even, odd;
   exchange(part_of(weight, false), part_of(weight, true), lane, even, odd);
   const unsigned column = __byte_perm(even, odd, 0x5410);
+  // Values that no row sees may be anything. Those that only some rows see are finite, or make the others NaN, too.
   const int position = first + 2 * t;
   unsigned mask = ~0u;
   if (first < begin || first + T::kExactTokens > end)

@@ -22,7 +22,7 @@ struct DecodeTraits {
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
   static constexpr int kConsumerGroupWarps = kConsumerGroupWarpsArg,
                        kConsumerGroups = kConsumerWarps / kConsumerGroupWarps;
-  static constexpr int kHeads = 4 * kConsumerGroupWarps;  ///< query heads of a KV head; the last ones may be padding
+  static constexpr int kHeads = 4 * kConsumerGroupWarps;  ///< rows of a work tile; the last ones may be padding
   static constexpr int kChannelBlocks = kHeadDim / 16;    ///< of 16 channels, the rows of a product
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
@@ -75,6 +75,14 @@ struct DecodeTraits {
     unsigned bf16_parts[kConsumerGroupWarps][kChannelBlocks][2][32];
     float score_scale[kHeads], exact_score_ratio[kHeads];  ///< score scales, as in Query (stages.cuh)
     float sums[KSide::kGroups][kHeads];                    ///< as in Query
+    // Read only where rows see different tokens, or where scores are capped.
+    int row_begin[kHeads];  ///< of each row: RowSight
+    std::uint32_t row_mask[kHeads];
+    float center_scores[kHeads];  ///< q . center_k in base 2, which capped scores include
+    int new_begin;                ///< of all rows: RowSight
+    __device__ __forceinline__ decode::RowSight sight(int row) const {
+      return {row_begin[row], new_begin, row_mask[row]};
+    }
   };
   /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
   struct alignas(16) Partial {
@@ -106,8 +114,9 @@ struct DecodeTraits {
 };
 
 /// Flags of a stage. Each consumer group's first and last stage of a work tile are marked; kStageEnd tells a group to
-/// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN.
+/// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN. Of a ragged stage,
+/// rows see different tokens.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,
-              kStageBufferShift = 8;
+              kStageRagged = 64, kStageBufferShift = 8;
 
 }  // namespace kvq

@@ -28,17 +28,22 @@ struct DecodeLaunch {
 inline DecodeDevice device_of(const DecodeLaunch& launch) {
   return {launch.multiprocessors, launch.blocks, launch.overlapping};
 }
-/// The workspace of calls with at most `work_tiles` = batch * num_kv_heads, and its bytes.
+/// The workspace of calls with at most so many work tiles, and its bytes.
 DecodeWorkspace decode_workspace(const DecodeLaunch& launch, std::size_t work_tiles);
 std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_tiles);
 
-/// A tuned variant, one entry of variants.json; or the generic kernels for one format.
+struct DecodeVariant;
+/// Work tiles of a call: KV heads of all passes.
+std::size_t decode_work_tiles(const DecodeVariant& variant, int batch, int num_kv_heads, int heads_per_kv_head,
+                              int max_new_tokens);
+
+/// A tuned kernel of variants.json; or the generic kernels for one format.
 struct DecodeVariant {
   const char* name = "";
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
-  int max_heads = 0;                        ///< query heads of a KV head: tuned 4, 8 or 16
-  bool bf16 = true;                         ///< queries and result are bfloat16, else fp16
+  int max_heads = 0;  ///< rows of a work tile (DecodePasses): tuned 4, 8 or 16; generic: query heads of a KV head
+  bool bf16 = true;   ///< queries and result are bfloat16, else fp16
   Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
   bool tuned = true;             ///< an entry of variants.json; else generic
@@ -58,15 +63,19 @@ std::span<const DecodeVariant* const> decode_variants();
 /// heads; max_heads of the result is `heads`.
 DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16);
 
+/// Most new tokens of a sequence.
+inline constexpr int kMostNewTokens = 16;
+
 /// The format and head count that a caller needs a variant for.
 struct DecodeKey {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
   int heads = 0;  ///< query heads of a KV head
   bool bf16 = true;
+  int new_tokens = 1;  ///< of a sequence: the variant has rows for all of them, or for as many as any variant
 };
 
-/// The tuned variant with the fewest padding heads, or null.
+/// The tuned variant with the fewest passes, then the fewest padding rows, or null.
 const DecodeVariant* find_decode_variant(const DecodeKey& key);
 
 /// Checks the preconditions of a launch: sizes, alignment, pointers that belong together. Host only; reads no device
