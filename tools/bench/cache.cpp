@@ -50,6 +50,27 @@ Cache::Cache(const Device& device, const CacheShape& shape, unsigned seed) : sha
       .sequence_ids = memory_.put(ids),
   };
   ring_states_ = memory_.put(states);
+  std::vector<std::int64_t> slots, rows;
+  for (std::size_t b = 0; b < batch; ++b)
+    for (int position = shape.context - shape.new_tokens; position < shape.context; ++position) {
+      const auto page =
+          b * static_cast<std::size_t>(shape.num_pages()) + static_cast<std::size_t>(position / shape.page_size);
+      slots.push_back(std::int64_t{table_[page]} * shape.page_size + position % shape.page_size);
+      rows.push_back(windows.rings.rows > 0
+                         ? std::int64_t{ring_slots_[b]} * windows.rings.rows + windows.rings.row(position)
+                         : -1);
+    }
+  slots_ = memory_.put(slots), window_rows_ = memory_.put(rows);
+}
+
+void Cache::enter(WriteParams& p) const {
+  const WindowLayouts windows = shape_.windows();
+  p.num_tokens = shape_.batch * shape_.new_tokens, p.num_kv_heads = shape_.num_kv_heads;
+  p.slot_mapping = slots_, p.window_mapping = shape_.exact.recent_tokens > 0 ? window_rows_ : nullptr;
+  p.pages = pages_, p.page_stride = shape_.pages().page_bytes(), p.page_shift = page_shift(shape_.page_size);
+  p.sinks = windows_, p.sink_layout = windows.sinks;
+  p.rings = windows_ ? windows_ + sink_bytes_ : nullptr, p.ring_layout = windows.rings;
+  p.extents = {static_cast<int>(table_.size()), shape_.batch, shape_.batch};
 }
 
 void Cache::enter(PagedCacheView& p, bool checked) const {

@@ -40,6 +40,7 @@ CacheShape cache_of(const DecodeCase& c) {
       .num_kv_heads = c.num_kv_heads,
       .batch = c.batch,
       .context = c.context,
+      .new_tokens = c.new_tokens,
       .page_size = c.page_size,
       .exact = c.exact,
   };
@@ -53,13 +54,26 @@ CacheBytes bytes_of(const CacheShape& c) {
 
 CacheBytes bytes_of(const DecodeCase& c) { return bytes_of(cache_of(c)); }
 
+DecodeKey DecodeCase::key() const {
+  return {
+      .k = variant->k,
+      .v = variant->v,
+      .k_bfloat = variant->k_bfloat,
+      .v_bfloat = variant->v_bfloat,
+      .heads = num_q_heads / num_kv_heads,
+      .bf16 = variant->bf16,
+      .new_tokens = new_tokens,
+  };
+}
+
 std::optional<DecodeCase> bf16_baseline(const DecodeCase& c) {
   const int dim = c.variant->k.head_dim;
   const TileSide exact{dim, 16, dim, 0};
   DecodeCase baseline = c;
-  baseline.variant =
-      find_decode_variant({.k = exact, .v = exact, .heads = c.num_q_heads / c.num_kv_heads, .bf16 = c.variant->bf16});
-  baseline.exact = {}, baseline.rotation = CaseRotation::none, baseline.unchecked = false;
+  DecodeKey key = c.key();
+  key.k = key.v = exact;
+  baseline.variant = find_decode_variant(key);
+  baseline.exact = {}, baseline.rotation = CaseRotation::none, baseline.unchecked = baseline.append = false;
   if (!baseline.variant) return std::nullopt;
   return baseline;
 }

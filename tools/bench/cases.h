@@ -30,6 +30,7 @@ struct CacheShape {
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;
   int num_kv_heads = 8, batch = 1, context = 1;
+  int new_tokens = 1;  ///< of each sequence: the last ones of its context
   int page_size = 64;
   Windows exact = {};  ///< tokens in the exact windows
 
@@ -38,15 +39,19 @@ struct CacheShape {
   WindowLayouts windows() const { return window_layouts_of(pages(), exact, kMaxRollback); }
 };
 
-/// One new query token for each of `batch` sequences of `context` tokens.
+/// New query tokens, one or more, for each of `batch` sequences of `context` tokens, the new ones included.
 struct DecodeCase {
   const DecodeVariant* variant = nullptr;
   int num_q_heads = 32, num_kv_heads = 8;
   int batch = 1, context = 1;
+  int new_tokens = 1;  ///< of each sequence, each of which sees those before it
   int page_size = 64;
   Windows exact = {};
   CaseRotation rotation = CaseRotation::none;
   bool unchecked = false;  ///< also timed without checks of page and slot numbers
+  bool append = false;     ///< also timed with early pages, alone and behind the write of the new tokens
+
+  DecodeKey key() const;
 };
 
 /// Bytes of the cache that one decode call reads: quantized rows and exact rows.

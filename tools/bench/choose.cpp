@@ -47,10 +47,18 @@ const char* name_of(bool bf16) { return bf16 ? "bf16" : "fp16"; }
 
 }  // namespace
 
-const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16) {
+const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16,
+                                   int new_tokens) {
   const auto [key, value] = parse_sides(k, v, head_dim);
-  const DecodeVariant* row = find_decode_variant(
-      {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .heads = heads, .bf16 = bf16});
+  const DecodeVariant* row = find_decode_variant({
+      .k = key.side,
+      .v = value.side,
+      .k_bfloat = key.bfloat,
+      .v_bfloat = value.bfloat,
+      .heads = heads,
+      .bf16 = bf16,
+      .new_tokens = new_tokens,
+  });
   if (!row)
     throw not_built(k, v, fmt::format("head_dim {}, {}, {} query heads of a KV head", head_dim, name_of(bf16), heads),
                     built(decode_variants(), head_dim));

@@ -11,9 +11,11 @@
 namespace kvq::bench {
 
 /// Finds the built variant for sides in the notation of variants.json.
-/// @param heads  query heads of a KV head
+/// @param heads       query heads of a KV head
+/// @param new_tokens  of a sequence, of which the variant has rows for as many as any has
 /// @throws       Error{usage} if `k` or `v` is no side, Error{unsupported} with the list of built variants if none fits
-const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16);
+const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16,
+                                   int new_tokens = 1);
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16);
 /// Finds the variant that dequantizes the cache for prefill attention.
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16);

@@ -3,8 +3,10 @@
 #include "bench/kernels.h"
 #include "bench/measure.h"
 #include "bench/rotations.h"
+#include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/runtime/prepare.h>
 
 #include <fmt/format.h>
 
@@ -18,14 +20,19 @@ namespace {
 
 constexpr double kMostError = 5e-3;  // rounding the result to bfloat16 alone gives 1.7e-3
 
-/// Relative error of the last KV head of the last sequence against attention over the codec's rows; infinite if any
-/// result is not finite (results start as NaN).
+template <typename Variant>
+std::string title_of(const Variant& v) {
+  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
+}
+
+/// Relative error of the last KV head of the last sequence's last token against attention over the codec's rows;
+/// infinite if any result is not finite (results start as NaN).
 double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k, const HeadRotations& v,
                 const std::uint16_t* q, const std::uint16_t* out, float softmax_scale) {
   const int dim = c.variant->k.head_dim, head = c.num_kv_heads - 1;
   const int group_elements = c.num_q_heads / c.num_kv_heads * dim;
   const auto elements = static_cast<std::size_t>(group_elements);
-  const auto all = static_cast<std::size_t>(c.batch * c.num_q_heads) * static_cast<std::size_t>(dim);
+  const auto all = static_cast<std::size_t>(c.batch * c.new_tokens * c.num_q_heads) * static_cast<std::size_t>(dim);
   const std::vector<float> found = floats_at(out, all, c.variant->bf16);
   if (!std::all_of(found.begin(), found.end(), [](float x) { return std::isfinite(x); })) return INFINITY;
   const CacheShape shape = cache_of(c);
@@ -36,6 +43,64 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
       floats_at(q + all - elements, elements, c.variant->bf16), dim, static_cast<double>(softmax_scale));
   return relative_error(std::span(found).last(elements), expected);
 }
+
+/// The write of a case's new tokens, with the rotations of its cache. Affine sides with dense rotations are clipped, as
+/// method oscar does.
+class Append {
+ public:
+  Append(const Device& device, const DecodeCase& c, const HeadRotations& k, const HeadRotations& v) {
+    for (const WriteVariant* row : write_variants())
+      if (row->bf16 == c.variant->bf16 && std::string(title_of(*row)) == title_of(*c.variant) &&
+          row->k.head_dim == c.variant->k.head_dim)
+        variant_ = row;
+    if (!variant_)
+      throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", c.variant->name)};
+    check(variant_->plan(launch_));
+    p_.k = side_of(c, c.variant->k, c.variant->k_bfloat, k), p_.v = side_of(c, c.variant->v, c.variant->v_bfloat, v);
+    const std::int64_t k_elements = std::int64_t{c.batch} * c.new_tokens * p_.k.token_stride,
+                       v_elements = std::int64_t{c.batch} * c.new_tokens * p_.v.token_stride;
+    auto* keys = memory_.take<std::uint16_t>(static_cast<std::size_t>(k_elements));
+    auto* values = memory_.take<std::uint16_t>(static_cast<std::size_t>(v_elements));
+    check(fill_rows(device.stream(), keys, k_elements, c.variant->bf16, 5));
+    check(fill_rows(device.stream(), values, v_elements, c.variant->bf16, 6));
+    p_.k.x = keys, p_.v.x = values;
+  }
+  void run(const Device& device, const Cache& cache, FaultRecord* faults) {
+    cache.enter(p_);
+    p_.faults = faults;
+    check(check_write(*variant_, p_));
+    check(variant_->run(launch_, p_, device.stream()));
+  }
+
+ private:
+  WriteSide side_of(const DecodeCase& c, const TileSide& side, bool bfloat, const HeadRotations& rotations) {
+    constexpr double kClip = 0.96;
+    WriteSide w;
+    w.token_stride = std::int64_t{c.num_kv_heads} * side.head_dim;
+    w.rule = side.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm;
+    if (c.rotation == CaseRotation::hadamard) {
+      w.order = rotations.order, w.per_head = true;
+      w.signs = memory_.put(rotations.signs);
+      return w;
+    }
+    if (c.rotation != CaseRotation::dense) return w;
+    w.rotation_stride = packed_rotation_bytes(side.head_dim);
+    std::vector<std::byte> packed(static_cast<std::size_t>(c.num_kv_heads * w.rotation_stride));
+    check(pack_rotations(rotations.matrices, side.head_dim, c.variant->bf16, packed, {}));
+    w.rotation = memory_.put(packed);
+    TensorPlan plan;
+    plan.coder = coder_of(side, bfloat, ScaleRule::norm);
+    if (side.numbers == 2) plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), kClip);
+    if (const std::vector<std::int32_t> ranks = clip_ranks(plan, c.num_kv_heads, side.head_dim); !ranks.empty())
+      w.clip_ranks = memory_.put(ranks);
+    return w;
+  }
+
+  Memory memory_;
+  const WriteVariant* variant_ = nullptr;
+  WriteLaunch launch_;
+  WriteParams p_;
+};
 
 }  // namespace
 
@@ -53,7 +118,7 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   std::mt19937 random(1);
   const HeadRotations k = random_rotations(c.rotation, c.num_kv_heads, variant.k.head_dim, random),
                       v = random_rotations(c.rotation, c.num_kv_heads, variant.v.head_dim, random);
-  const auto rows = static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_q_heads);
+  const auto rows = static_cast<std::size_t>(c.batch * c.new_tokens) * static_cast<std::size_t>(c.num_q_heads);
   const std::size_t elements = rows * static_cast<std::size_t>(variant.k.head_dim);
   auto* q = memory.take<std::uint16_t>(elements);
   auto* out = memory.poisoned<std::uint16_t>(elements);
@@ -66,8 +131,13 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
-  p.workspace = memory.zeros<std::byte>(
-      decode_workspace_bytes(launch, static_cast<std::size_t>(c.batch) * static_cast<std::size_t>(c.num_kv_heads)));
+  if (c.new_tokens > 1) {
+    std::vector<std::int32_t> q_indptr;
+    for (int b = 0; b <= c.batch; ++b) q_indptr.push_back(b * c.new_tokens);
+    p.q_indptr = memory.put(q_indptr), p.num_tokens = q_indptr.back(), p.max_new_tokens = c.new_tokens;
+  }
+  p.workspace = memory.zeros<std::byte>(decode_workspace_bytes(
+      launch, decode_work_tiles(variant, c.batch, c.num_kv_heads, c.num_q_heads / c.num_kv_heads, p.max_new_tokens)));
   bool checked = true;
   const auto run = [&](int i) {
     sets[static_cast<std::size_t>(i) % sets.size()]->enter(p.cache, checked);
@@ -90,6 +160,16 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   if (c.unchecked) {
     checked = false;
     result.unchecked = device.time(calls, run);
+  }
+  if (c.append) {
+    Append append(device, c, k, v);
+    checked = true;
+    p.early_pages = true;
+    result.early = device.time(calls, run);
+    result.append = device.time(calls, [&](int i) {
+      append.run(device, *sets[static_cast<std::size_t>(i) % sets.size()], faults.record());
+      run(i);
+    });
   }
   faults.expect_none(fmt::format("{}: batch {}, context {}", variant.name, c.batch, c.context));
   auto* sink = memory.take<unsigned>(1);

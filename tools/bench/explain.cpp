@@ -73,9 +73,9 @@ Section schedule_of(const DecodeSchedule& s) {
               {"most_splits", "splits of a work tile, at most", s.most_splits},
               {"partials", "partial results", s.partials},
               {"combine_units", "units of the combine kernel", s.grids.combine.count() * s.num_kv_heads},
-              {"unit_sequences", "sequences of a unit", s.grids.combine.unit_sequences},
-              {"unit_heads", "query heads of a unit", s.grids.combine.unit_heads},
-              {"tail_sequences", "sequences of the tail", s.grids.combine.tail_sequences},
+              {"unit_sequences", "sequences of a unit", s.grids.combine.unit_passes},
+              {"unit_heads", "query heads of a unit", s.grids.combine.unit_rows},
+              {"tail_sequences", "sequences of the tail", s.grids.combine.tail_passes},
           }};
 }
 
@@ -112,6 +112,7 @@ Explanation explain(const DecodeCase& c, int multiprocessors) {
                                     {.num_q_heads = c.num_q_heads,
                                      .num_kv_heads = c.num_kv_heads,
                                      .windows = {c.exact.sink_tokens, c.exact.recent_tokens},
+                                     .new_tokens = c.new_tokens,
                                      .lengths = lengths});
   if (e.schedule.too_long)
     throw Error{ErrorKind::unsupported, fmt::format("batch {}, context {}: {} KV chunks, expected fewer than 2^32",

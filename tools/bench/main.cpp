@@ -23,10 +23,10 @@ namespace {
 struct BenchFlags {
   std::string k, v, activation = "bf16", rule = "norm", rotation = "dense", python, output;
   int head_dim = 128, q_heads = 32, kv_heads = 8, page_size = 64, sinks = 64, recent = 256, device = 0;
-  int prefix = 30720, chunk = 2048;
+  int prefix = 30720, chunk = 2048, new_tokens = 1;
   std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768},
                    tokens = {1, 32, 256, 1024, 8192, 32768}, hadamard = {1, 16, 32, 64, 128};
-  bool dense = false, transform = false, windows = false, unchecked = false;
+  bool dense = false, transform = false, windows = false, unchecked = false, append = false;
   double clip = 1.0;
   bool dry_run = false, explain = false, json = false, quiet = false;
   int multiprocessors = 132;
@@ -130,6 +130,12 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
       ->type_name("LIST")
       ->check(whole_number(1, 1 << 24))
       ->capture_default_str();
+  decode->add_option("--new-tokens", f.new_tokens, "each case also with so many new tokens of each sequence")
+      ->check(whole_number(1, kMostNewTokens))
+      ->capture_default_str();
+  decode->add_flag("--append", f.append,
+                   "each case also as a layer of a step: behind the write of its new tokens, with pages of older ones "
+                   "read early");
   auto* explain =
       decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
   decode->add_option("--multiprocessors", f.multiprocessors, "of the device that --explain assumes")
@@ -255,27 +261,35 @@ Run decode_cases(const BenchFlags& f) {
   std::vector<const DecodeVariant*> variants = all_decode(f.head_dim, heads, bf16);
   if (!k.empty()) variants = {&choose_decode(k, v, f.head_dim, heads, bf16)};
   Run run;
+  const auto new_tokens = f.new_tokens > 1 ? std::vector<int>{1, f.new_tokens} : std::vector<int>{1};
   for (const DecodeVariant* variant : variants)
     for (const int batch : f.batch)
-      for (const int context : f.context) {
-        // Exact pages need neither windows nor a rotation.
-        const bool exact = variant->k.exact();
-        run.decode.push_back({{
-                                  .variant = variant,
-                                  .num_q_heads = f.q_heads,
-                                  .num_kv_heads = f.kv_heads,
-                                  .batch = batch,
-                                  .context = context,
-                                  .page_size = f.page_size,
-                                  .exact = exact ? Windows{} : windows_of(f),
-                                  .rotation = exact ? CaseRotation::none : rotation_of(f),
-                                  .unchecked = f.unchecked,
-                              },
-                              {},
-                              {},
-                              {}});
-        if (f.explain) run.decode.back().explanation = explain(run.decode.back().c, f.multiprocessors);
-      }
+      for (const int context : f.context)
+        for (const int tokens : new_tokens) {
+          // Exact pages need neither windows nor a rotation.
+          const bool exact = variant->k.exact();
+          run.decode.push_back({{
+                                    .variant = variant,
+                                    .num_q_heads = f.q_heads,
+                                    .num_kv_heads = f.kv_heads,
+                                    .batch = batch,
+                                    .context = context,
+                                    .new_tokens = tokens,
+                                    .page_size = f.page_size,
+                                    .exact = exact ? Windows{} : windows_of(f),
+                                    .rotation = exact ? CaseRotation::none : rotation_of(f),
+                                    .unchecked = f.unchecked,
+                                    .append = f.append && !exact,
+                                },
+                                {},
+                                {},
+                                {}});
+          DecodeCase& c = run.decode.back().c;
+          c.variant = find_decode_variant(c.key());
+          if (context < tokens)
+            throw Error{ErrorKind::usage, fmt::format("--new-tokens {}: more than --context {}", tokens, context)};
+          if (f.explain) run.decode.back().explanation = explain(run.decode.back().c, f.multiprocessors);
+        }
   return run;
 }
 

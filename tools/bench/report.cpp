@@ -40,6 +40,7 @@ std::string add_columns(Table& table, const std::vector<Column>& columns) {
   return legend;
 }
 
+constexpr const char* kNewTokens = "new tokens of each sequence";
 constexpr const char *kChecks = "time over that of the same call without checks of numbers and rings",
                      *kWindows = "rows stored exactly, too: first and last ones of a prompt, or all";
 
@@ -49,6 +50,12 @@ std::string format_rows(const Table& table) {
 }
 
 std::string windows_of(const WriteCase& c) { return c.has_windows() ? to_string(c.step) : "-"; }
+
+std::string tokens_of(const Run& run, const DecodeCase& c) {
+  const bool any =
+      std::any_of(run.decode.begin(), run.decode.end(), [](const DecodeRow& row) { return row.c.new_tokens > 1; });
+  return any ? fmt::format("{}", c.new_tokens) : "-";
+}
 
 std::string machine_line(const Run& run) {
   const Machine& m = *run.machine;
@@ -63,8 +70,14 @@ std::string machine_line(const Run& run) {
 
 std::string decode_table(const Run& run) {
   Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
-  Column checks{"checks", kChecks};
+  Column tokens{"new", kNewTokens}, one{"one", "time over that of one new token"}, checks{"checks", kChecks},
+      early{"early", "us, with pages of older tokens read early"},
+      append{"layer", "us, early and behind the write of the new tokens"};
+  const auto us = [](const std::optional<Timing>& time) { return time ? microseconds(time->median_us) : "-"; };
   for (const DecodeRow& row : run.decode) {
+    early.values.push_back(us(row.result->early)), append.values.push_back(us(row.result->append));
+    tokens.values.push_back(tokens_of(run, row.c));
+    one.values.push_back(times(new_tokens_ratio(run, row)));
     checks.values.push_back(times(row.checks_ratio()));
     table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
@@ -72,7 +85,7 @@ std::string decode_table(const Run& run) {
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
                      percent(row.read_floor_ratio()), times(row.speedup())});
   }
-  const std::string legend = add_columns(table, {checks});
+  const std::string legend = add_columns(table, {tokens, one, checks, early, append});
   return format_rows(table) +
          "copy, floor: of the bandwidth of a copy, and of a plain read of the same bytes\n"
          "bf16: how much faster than the best bfloat16 kernel of this run\n" +
@@ -132,14 +145,17 @@ std::string decode_explanations(const Run& run) {
 std::string decode_plan(const Run& run) {
   if (run.decode.front().explanation) return decode_explanations(run);
   Table table{{"decode", "batch x ctx", "a token", "coded", "exact", "bytes", "sets"}};
+  Column tokens{"new", kNewTokens};
   for (const DecodeRow& row : run.decode) {
+    tokens.values.push_back(tokens_of(run, row.c));
     const CacheBytes bytes = bytes_of(row.c);
     table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.coded)), format_bytes(static_cast<double>(bytes.exact)),
                      format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
   }
-  return format_table(table, "lrrrrrr") + "a token: its bytes in the pages of one KV head, K and V\n";
+  const std::string legend = add_columns(table, {tokens});
+  return format_rows(table) + "a token: its bytes in the pages of one KV head, K and V\n" + legend;
 }
 
 std::string write_plan(const Run& run) {
@@ -194,6 +210,7 @@ Json row_json(const Run& run, const DecodeRow& row) {
                {"bytes", bytes.total()},
                {"sets", num_sets(bytes.total())},
                {"calls", num_calls(bytes.total())}};
+  if (c.new_tokens > 1) json["new_tokens"] = c.new_tokens;
   if (row.explanation) json["explain"] = json_of(*row.explanation);
   if (!row.result) return json;
   json["time"] = timing_json(row.result->time);
@@ -204,6 +221,9 @@ Json row_json(const Run& run, const DecodeRow& row) {
   json["read_floor_ratio"] = row.read_floor_ratio();
   if (row.result->unchecked) json["unchecked"] = timing_json(*row.result->unchecked);
   if (const auto ratio = row.checks_ratio()) json["checks_ratio"] = *ratio;
+  if (row.result->early) json["early"] = timing_json(*row.result->early);
+  if (row.result->append) json["append"] = timing_json(*row.result->append);
+  if (const auto ratio = new_tokens_ratio(run, row)) json["one_token_ratio"] = *ratio;
   if (row.bf16) json["bf16"] = timing_json(*row.bf16);
   if (row.sdpa) json["sdpa"] = timing_json(*row.sdpa);
   if (const auto speedup = row.speedup()) json["speedup"] = *speedup;
@@ -286,6 +306,7 @@ Json row_json(const Run& run, const WriteRow& row) {
 const char* version_of(const Run& run) {
   const auto any = [](const auto& rows, const auto& has) { return std::any_of(rows.begin(), rows.end(), has); };
   const auto large_pages = [](const auto& row) { return row.c.page_size == 128; };
+  if (any(run.decode, [](const DecodeRow& row) { return row.c.new_tokens > 1 || row.c.append; })) return "1.4";
   if (any(run.decode, large_pages) || any(run.write, large_pages) || any(run.prefill, large_pages) ||
       any(run.decode, [](const DecodeRow& row) { return row.c.unchecked; }) ||
       any(run.write, [](const WriteRow& row) { return row.c.has_windows() || row.c.unchecked; }))
@@ -295,7 +316,7 @@ const char* version_of(const Run& run) {
 
 /// Formats a target's value: microseconds, a multiple as "3.40x", a share as "90%".
 std::string amount(const Target& target, double value) {
-  if (target.measure == "us") return microseconds(value);
+  if (target.measure.starts_with("us")) return microseconds(value);
   return target.measure == "over bf16" ? fmt::format("{:.2f}x", value) : percent(value);
 }
 

@@ -54,6 +54,24 @@ std::optional<double> PrefillRow::sdpa_ratio() const {
   return sdpa->median_us / result->time.median_us;
 }
 
+const DecodeRow* find(const Run& run, const DecodeCase& c) {
+  const auto at = std::find_if(run.decode.begin(), run.decode.end(), [&](const DecodeRow& row) {
+    return row.c.variant == c.variant && row.c.num_q_heads == c.num_q_heads && row.c.batch == c.batch &&
+           row.c.context == c.context && row.c.new_tokens == c.new_tokens;
+  });
+  return at == run.decode.end() ? nullptr : &*at;
+}
+
+std::optional<double> new_tokens_ratio(const Run& run, const DecodeRow& row) {
+  if (row.c.new_tokens == 1 || !row.result) return std::nullopt;
+  DecodeCase one = row.c;
+  one.new_tokens = 1;
+  one.variant = find_decode_variant(one.key());
+  const DecodeRow* found = find(run, one);
+  if (!found || !found->result) return std::nullopt;
+  return row.result->time.median_us / found->result->time.median_us;
+}
+
 const WriteRow* find(const Run& run, const WriteCase& c) {
   const auto at = std::find_if(run.write.begin(), run.write.end(), [&](const WriteRow& row) {
     return row.c.variant == c.variant && row.c.num_kv_heads == c.num_kv_heads && row.c.tokens == c.tokens &&
@@ -108,7 +126,7 @@ SdpaShape sdpa_shape(const DecodeCase& c) {
   return {
       .batch = c.batch,
       .context = c.context,
-      .q_len = 1,
+      .q_len = c.new_tokens,
       .num_q_heads = c.num_q_heads,
       .num_kv_heads = c.num_kv_heads,
       .head_dim = c.variant->k.head_dim,

@@ -26,7 +26,6 @@ struct DecodeRow {
   /// Time over the time without checks.
   std::optional<double> checks_ratio() const;
 };
-
 struct PrefillRow {
   PrefillCase c;
   std::optional<PrefillResult> result;
@@ -56,7 +55,10 @@ struct Run {
 };
 
 /// The row with this case, or null.
+const DecodeRow* find(const Run& run, const DecodeCase& c);
 const WriteRow* find(const Run& run, const WriteCase& c);
+/// Time of several new tokens of a sequence over the time of one; none unless the run has both.
+std::optional<double> new_tokens_ratio(const Run& run, const DecodeRow& row);
 /// Time of a transform over the time of the same case with an orthogonal rotation; none unless the run has both.
 std::optional<double> transform_ratio(const Run& run, const WriteRow& row);
 
