@@ -148,6 +148,31 @@ typedef struct kvq_kernel_info {
   int32_t tuned;    /**< 1: compiled for this format; 0: generic */
 } kvq_kernel_info;
 
+/* ---- Serving: which kernels the layers of an artifact get. Needs no device ---- */
+
+typedef enum kvq_served { KVQ_NOT_SERVED = 0, KVQ_SERVED_GENERIC = 1, KVQ_SERVED_TUNED = 2 } kvq_served;
+
+typedef struct kvq_layer_serving {
+  size_t struct_size;
+  int32_t layer;
+  int32_t served;     /**< kvq_served: the kernel of decode */
+  int32_t kernels[4]; /**< kvq_served by kvq_kernel; of a served layer, prefill may have none */
+  char format[40];    /**< keys and values in pages, "u2g128" or "u4g128/u2g128"; empty if the layer is not served */
+  char message[256];  /**< why the layer is not served; else empty */
+} kvq_layer_serving;
+
+/**
+ * Which kernels of this library serve the layers of an artifact: KVQ_OK, also if none does. `kvq-inspect` prints the
+ * same for a library with all kernels.
+ *
+ * @param activation  kvq_activation of the model
+ * @param layers      [capacity] results in order of layer, with struct_size set in the first; may be null with
+ *                    capacity 0
+ * @param count       result: number of the artifact's layers, also if it exceeds capacity; may be null
+ */
+KVQ_API kvq_status kvq_artifact_serving(const char* path, int32_t activation, kvq_layer_serving* layers,
+                                        int32_t capacity, int32_t* count, kvq_error* error);
+
 /* ---- Model: what an artifact says, for one rank ---- */
 
 typedef enum kvq_rope { KVQ_ROPE_ANY = 0, KVQ_ROPE_NONE = 1, KVQ_ROPE_HALF = 2, KVQ_ROPE_INTERLEAVED = 3 } kvq_rope;

@@ -401,7 +401,7 @@ TEST_CASE("Folded rotations are not applied again", "[runtime]") {
   CHECK(p.center_k[0] == Approx(sum).margin(1e-5));
 }
 
-TEST_CASE("Formats without a row of variants.json get generic kernels", "[runtime]") {
+TEST_CASE("Formats of variants.json get tuned kernels, others generic ones", "[runtime]") {
   Served served;
   const runtime::Model model = served.load();
   const auto write_kernel = [](const runtime::Model& of, int layer) {
@@ -413,8 +413,6 @@ TEST_CASE("Formats without a row of variants.json get generic kernels", "[runtim
   const runtime::Model fp16 = served.load();
   CHECK(fp16.info().activation == KVQ_FP16);
   CHECK(write_kernel(fp16, 0).tuned);
-  CHECK_FALSE(write_kernel(fp16, 1).tuned);
-  CHECK(std::string(write_kernel(fp16, 1).name) == "quantize_write_generic_fp16");
   CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
   CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
   auto prefill = runtime::init<kvq_prefill_options>();
@@ -433,7 +431,7 @@ TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the gene
   CHECK(generic.k.group_size == 32);
   CHECK(generic.v_bfloat);
   CHECK(choose_write({.k = kInt2, .v = kInt2}).tuned);
-  CHECK_FALSE(choose_write({.k = kOdd, .v = kInt2}).tuned);
+  CHECK(std::string(choose_write({.k = kOdd, .v = kInt2, .bf16 = false}).name) == "quantize_write_generic_fp16");
   CHECK(choose_dequantize({.k = kInt2, .v = kInt2}).tuned);
   // Attention over dequantized rows is tuned if variants.json has an entry; with another head_dim it is not, whatever
   // kernel made the rows.
@@ -444,6 +442,38 @@ TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the gene
   CHECK(tuned_rows.tuned);
   CHECK(std::string(choose_prefill(tuned_rows).name) == "prefill_generic_bf16");
   CHECK_FALSE(choose_prefill(choose_dequantize({.k = kInt2, .v = {64, 2, 64, 2}})).tuned);
+}
+
+TEST_CASE("A library tells without a device which kernels serve an artifact", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  std::get<UniformCoder>(artifact.layers[1].k.coder).group_size = 32;
+  std::get<UniformCoder>(artifact.layers[4].v->coder).bits = 5;
+  const Served served(artifact);
+  std::vector<kvq_layer_serving> layers(6, runtime::init<kvq_layer_serving>());
+  std::int32_t count = 0;
+  auto error = runtime::init<kvq_error>();
+  REQUIRE(kvq_artifact_serving(served.path.c_str(), KVQ_BF16, layers.data(), 4, &count, &error) == KVQ_OK);
+  CHECK(count == 6);
+  CHECK(layers[4].layer == 0);  // beyond the capacity: untouched
+  REQUIRE(kvq_artifact_serving(served.path.c_str(), KVQ_BF16, layers.data(), 6, &count, &error) == KVQ_OK);
+  for (int i = 0; i < 6; ++i) {
+    const kvq_layer_serving& layer = layers[static_cast<std::size_t>(i)];
+    CAPTURE(i, layer.format, layer.message);
+    CHECK(layer.layer == i);
+    CHECK(layer.served == (i == 4 ? KVQ_NOT_SERVED : i == 1 ? KVQ_SERVED_GENERIC : KVQ_SERVED_TUNED));
+    CHECK(layer.kernels[KVQ_KERNEL_WRITE] == layer.served);
+    CHECK(layer.kernels[KVQ_KERNEL_DEQUANTIZE] == layer.served);
+    CHECK(layer.kernels[KVQ_KERNEL_PREFILL] == (i == 4 ? KVQ_NOT_SERVED : KVQ_SERVED_TUNED));
+    CHECK((std::string(layer.message).empty()) == (i != 4));
+  }
+  CHECK(std::string(layers[0].format) == "u2g128");
+  CHECK(std::string(layers[1].format) == "s2g32/s2g128");
+  CHECK(std::string(layers[3].format) == "bf16");
+  CHECK_THAT(layers[4].message, Contains("v: bits: supported") && Contains("found 5"));
+  CHECK(kvq_artifact_serving(served.path.c_str(), 7, nullptr, 0, &count, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK(kvq_artifact_serving(served.path.c_str(), KVQ_BF16, nullptr, 1, &count, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK(kvq_artifact_serving(nullptr, KVQ_BF16, nullptr, 0, &count, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK(kvq_artifact_serving("/nowhere", KVQ_BF16, nullptr, 0, nullptr, &error) == KVQ_IO);
 }
 
 TEST_CASE("What no kernel takes is refused with what they do and the nearest rows", "[runtime]") {

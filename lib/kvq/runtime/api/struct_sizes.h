@@ -17,6 +17,7 @@ inline constexpr std::size_t kFirstSize = 0;
   static_assert(sizeof(type) >= (bytes));
 KVQ_FIRST_SIZE(kvq_error, 1032)
 KVQ_FIRST_SIZE(kvq_kernel_info, 24)
+KVQ_FIRST_SIZE(kvq_layer_serving, 328)
 KVQ_FIRST_SIZE(kvq_layer_geometry, 48)
 KVQ_FIRST_SIZE(kvq_model_options, 64)
 KVQ_FIRST_SIZE(kvq_model_info, 72)
