@@ -31,7 +31,7 @@ METHODS = {
     "exact": ("--bits-v", 16),
 }
 UNSERVED = {"block-gtq", "tq-mse", "kvq", "kmeans", "random"}
-TUNED = {"tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain"}
+TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain"}
 VERBS = ("decode", "quantize_write", "dequantize", "prefill")
 
 
