@@ -222,6 +222,12 @@ typedef struct kvq_model_info {
   int32_t golden_layers;              /**< of this rank's layers, those with golden rows */
   const char* name;                   /**< of the model; lives as long as the handle */
   const char* method;                 /**< calibration method; lives as long as the handle */
+  const char* content_hash;           /**< of the artifact: "xxh3-128:" and 32 hexadecimal digits, as kvq-inspect prints
+                                           it; lives as long as the handle */
+  uint64_t layout_id;                 /**< two models may exchange pages, sink slots and ring slots if, and only if,
+                                           their numbers are equal. It covers the version of formats/pages.md, the
+                                           content hash, page_size, exact windows (max_step_tokens as far as it sizes
+                                           rings), and each layer's index, formats and KV heads */
 } kvq_model_info;
 
 /** @param info  with struct_size set */

@@ -92,6 +92,7 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   KVQ_CHECK_SIZE(kvq_dequantize_args, 80);
   KVQ_CHECK_SIZE(kvq_selftest_layer, 320);
 #undef KVQ_CHECK_SIZE
+  CHECK(offsetof(kvq_model_info, content_hash) == 72);
   CHECK(offsetof(kvq_layer_info, ring_slot_bytes) == 104);
   CHECK(offsetof(kvq_layer_info, k_scales) == 136);
   CHECK(offsetof(kvq_sequences, sequence_ids) == 72);
