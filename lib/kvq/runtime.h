@@ -553,8 +553,8 @@ typedef struct kvq_decode_args {
   const void* q; /**< [B, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
   void* out;     /**< [B, Hq, D]; in the rotated basis if V is folded */
   int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
-  float* lse;                   /**< [B, Hq] base e: natural logarithm of the sum of exponentials, the learned sink's
-                                     included; or null. (Base 2 elsewhere: divide by ln 2) */
+  float* lse_natural;           /**< [B, Hq] natural logarithm (base e) of the sum of exponentials, the learned sink's
+                                     included; or null. For base 2, which FlashInfer has, divide by ln 2 */
   const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
   float softmax_scale;          /**< 0: the model's */
   int32_t sliding_window;       /**< tokens that a query sees, itself included; 0: the model's; -1: all */
@@ -605,8 +605,7 @@ typedef struct kvq_prefill_args {
   void* out;                  /**< [T, Hq, D]; in the rotated basis if V is folded, as v is */
   int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
   int64_t v_stride, out_stride;
-  float* lse;               /**< [T, Hq] natural logarithm of the sum of exponentials, the learned sink's included, or
-                                 null */
+  float* lse_natural;       /**< [T, Hq] as in kvq_decode_args, or null */
   const float* sink_logits; /**< [Hq] learned attention sinks, or null */
   float softmax_scale;      /**< 0: the model's */
   int32_t sliding_window;   /**< tokens that a query sees, itself included; 0: the model's; -1: all */

@@ -200,7 +200,7 @@ void LayerRunner::run() {
   write.k = k_.get(), write.v = v_.get();
   expect_ok(write_.run(cache.handle(), layer_, write, stream_, &error), error);
   kvq_decode_args decode = cache.decode_args();
-  decode.q = q_.get(), decode.out = out_.get(), decode.lse = lse_.get<float>();
+  decode.q = q_.get(), decode.out = out_.get(), decode.lse_natural = lse_.get<float>();
   decode.workspace = workspace_.get(), decode.workspace_bytes = workspace_.bytes();
   expect_ok(decode_.run(cache.handle(), layer_, decode, stream_, &error), error);
 }

@@ -97,7 +97,7 @@ class FaultRig {
     const DeviceMemory queries = to_device<std::uint16_t>(q, nullptr);
     const DeviceMemory out(3 * row() * 2), lse(static_cast<std::size_t>(3 * info_.num_q_heads) * 4);
     auto d = runtime::init<kvq_decode_args>();
-    d.sequences = &tables.s, d.q = queries.get(), d.out = out.get(), d.lse = lse.get<float>();
+    d.sequences = &tables.s, d.q = queries.get(), d.out = out.get(), d.lse_natural = lse.get<float>();
     d.workspace = workspace_.get(), d.workspace_bytes = workspace_.bytes();
     ok(decode_.run(*cache_, layer_, d, nullptr, &error_));
     lse_.resize(static_cast<std::size_t>(3 * info_.num_q_heads));

@@ -187,10 +187,11 @@ struct HostileRig {
          write.run(*cache, pointers && h.chance(12) ? static_cast<int>(h.number()) : layer, w, nullptr, &error));
 
     auto d = runtime::init<kvq_decode_args>();
-    d.sequences = &s, d.q = q.get(), d.out = out.get(), d.lse = lse.get<float>();
+    d.sequences = &s, d.q = q.get(), d.out = out.get(), d.lse_natural = lse.get<float>();
     d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     if (pointers) {
-      h.spoil(d.q, arguments), h.spoil(d.out, arguments), h.spoil(d.lse, arguments), h.spoil(d.workspace, arguments);
+      h.spoil(d.q, arguments), h.spoil(d.out, arguments), h.spoil(d.lse_natural, arguments),
+          h.spoil(d.workspace, arguments);
       if (h.chance(arguments)) d.workspace_bytes = 5;
       if (h.chance(arguments)) d.q_stride = h.chance(2) ? 8 : -8;
       if (h.chance(arguments)) d.softmax_scale = h.chance(2) ? std::numeric_limits<float>::quiet_NaN() : -1.0f;
@@ -201,7 +202,7 @@ struct HostileRig {
     auto p = runtime::init<kvq_prefill_args>();
     p.sequences = &s, p.prefix_lens = h.chance(3) ? nullptr : prefixes.get<std::int32_t>();
     p.num_tokens = kTokens, p.q_indptr = token_indptr.get<std::int32_t>();
-    p.q = q.get(), p.k = k.get(), p.v = v.get(), p.out = out.get(), p.lse = lse.get<float>();
+    p.q = q.get(), p.k = k.get(), p.v = v.get(), p.out = out.get(), p.lse_natural = lse.get<float>();
     p.workspace = workspace.get(), p.workspace_bytes = workspace.bytes();
     if (pointers) {
       h.spoil(p.q, arguments), h.spoil(p.k, arguments), h.spoil(p.v, arguments), h.spoil(p.out, arguments);

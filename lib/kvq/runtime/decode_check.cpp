@@ -51,7 +51,8 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
                         static_cast<long long>(out_row));
   if (const Status status = check_numbers("decode", "out", {p.out}, 2); !status.ok()) return status;
-  if (const Status status = check_numbers("decode", "lse and sink_logits", {p.lse, p.sink_logits}, 4); !status.ok())
+  if (const Status status = check_numbers("decode", "lse_natural and sink_logits", {p.lse, p.sink_logits}, 4);
+      !status.ok())
     return status;
   if (std::int64_t{p.cache.batch} * p.num_q_heads > INT32_MAX)
     return Status::fail(StatusCode::unsupported, "decode: %d sequences of %d query heads; supported are %d in all",

@@ -43,7 +43,7 @@ Status run_decode(const kvq_decode_plan& plan, const kvq_cache* cache, int layer
   p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
   p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : heads * l->pages.k.head_dim;
   p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : heads * l->pages.v.head_dim;
-  p.lse = a.lse;
+  p.lse = a.lse_natural;
   p.cache.center_k = l->pointers.center_k;  // of folded keys, too: it enters lse and sink logits
   p.sink_logits = a.sink_logits;
   p.workspace = a.workspace;

@@ -27,12 +27,13 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   if (p.cache.batch > 0 && bytes > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < bytes))
     return Status::fail(kBad, "prefill: expected a workspace of %zu bytes, aligned to 256, found %zu bytes", bytes,
                         a.workspace_bytes);
-  if (l.folded.k && l.pointers.center_k && (a.lse || a.sink_logits))
-    return Status::fail(StatusCode::unsupported,
-                        "prefill: layer %d: lse and sink_logits with keys whose center is folded: new keys come "
-                        "without it; supported without a center, or "
-                        "not folded",
-                        layer);
+  if (l.folded.k && l.pointers.center_k && (a.lse_natural || a.sink_logits))
+    return Status::fail(
+        StatusCode::unsupported,
+        "prefill: layer %d: lse_natural and sink_logits with keys whose center is folded: new keys come "
+        "without it; supported without a center, or "
+        "not folded",
+        layer);
 
   if (l.center_in_o_proj && a.sink_logits)
     return Status::fail(StatusCode::unsupported,
@@ -47,7 +48,7 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   p.sink_logits = a.sink_logits;
   p.num_tokens = a.num_tokens, p.q_indptr = a.q_indptr;
   p.max_queries = plan.launch.shape.max_queries, p.max_keys = plan.launch.shape.max_keys;
-  p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse;
+  p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse_natural;
   p.q_stride = a.q_stride ? a.q_stride : q_heads * k_dim, p.out_stride = a.out_stride ? a.out_stride : q_heads * v_dim;
   p.k_stride = a.k_stride ? a.k_stride : kv_heads * k_dim, p.v_stride = a.v_stride ? a.v_stride : kv_heads * v_dim;
   p.prefix_lens = a.prefix_lens;
