@@ -7,8 +7,7 @@
  *     kvq_model_upload        rotations and centers into the engine's memory, once for each device
  *     kvq_selftest            golden rows of the artifact, on this device
  *     kvq_cache_create        where the engine keeps each layer's pages, sinks and rings
- *     kvq_write_plan_create,  host work, once for each batch shape; layers of equal format share plans
- *       kvq_decode_plan_create
+ *     kvq_plan_create         the kernels of all layers, once for each set of sizes
  *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
  *     now and then:           kvq_fault_query
  *
@@ -40,7 +39,9 @@
  * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
  * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
  * can be captured in a CUDA graph, because kernels read everything that changes from step to step (lengths, page
- * tables, slots) on the device.
+ * tables, slots) on the device. Handles may be destroyed in any order, and while kernels of their calls still run: what
+ * a handle needs of another one it copies, or shares and counts. The device memory that the caller gave must outlive
+ * the kernels.
  *
  * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
  * A call works on the CUDA device that is current in its thread, and `stream` must belong to that device. Device
@@ -135,13 +136,7 @@ typedef enum kvq_kernel {
  * activations. */
 KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 
-/** Options of plans. */
-typedef enum kvq_plan_flags {
-  /** Kernels start when the stream's kernel before them has ended: no programmatic dependent launch. */
-  KVQ_PLAN_NO_OVERLAP = 1
-} kvq_plan_flags;
-
-/** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
+/** A kernel that a plan uses: kvq_plan_kernel(). */
 typedef struct kvq_kernel_info {
   size_t struct_size;
   const char* name; /**< as kvq_kernel_name(), or "decode_generic_bf16" and the like; lives as long as the library */
@@ -351,7 +346,7 @@ typedef struct kvq_device_model kvq_device_model;
 /**
  * Copies rotations and centers to the current device, and waits for the copy.
  * @param memory  of the device, 256-byte aligned, at least kvq_model_device_bytes(); owned by the caller, must outlive
- * the handle and not change
+ * the handle and all caches that are made with it, and not change
  * @param model   may be destroyed afterwards
  */
 KVQ_API kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, kvq_stream stream,
@@ -449,7 +444,7 @@ typedef enum kvq_fault_code {
   KVQ_FAULT_ROLLBACK = 6,     /**< more tokens were taken back than the ring holds rows of; value: the ring slot */
   KVQ_FAULT_NEW_TOKENS = 7, /**< token_indptr or q_indptr descends, or has more tokens than the call or the sequence */
   KVQ_FAULT_PREFIX = 8,     /**< prefix_lens below 0 or above seq_lens; value: the prefix */
-  KVQ_FAULT_PLAN = 9,       /**< a chunk or its keys beyond the plan's max_queries or max_keys; value: the keys */
+  KVQ_FAULT_PLAN = 9,       /**< a chunk or its keys beyond the plan's sizes of prefill; value: the keys */
   KVQ_FAULT_SLOT_MAPPING = 10, /**< a slot of slot_mapping beyond the pool; value: the slot */
   KVQ_FAULT_WINDOW_ROW = 11,   /**< a row of window_mapping beyond the pools; value: the row */
   KVQ_FAULT_OUTPUT_ROWS = 12   /**< out_indptr has fewer rows than are asked for; value: the rows */
@@ -492,22 +487,53 @@ KVQ_API kvq_status kvq_copy_bytes(const kvq_cache* cache, int32_t kind, size_t* 
 
 KVQ_API kvq_status kvq_copy_run(const kvq_cache* cache, const kvq_copy_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Write: rotate, quantize and store new tokens ---- */
+/* ---- Plan: the kernels of all layers ---- */
 
-typedef struct kvq_write_options {
+typedef enum kvq_plan_flags {
+  /** Kernels of writes and decode start when the stream's kernel before them has ended: no programmatic dependent
+   * launch. */
+  KVQ_PLAN_NO_OVERLAP = 1
+} kvq_plan_flags;
+
+/** Sizes of the calls that a plan serves. Write and dequantize calls may have any. */
+typedef struct kvq_plan_options {
   size_t struct_size;
-  uint32_t flags; /**< KVQ_PLAN_... */
-} kvq_write_options;
+  uint32_t flags;                 /**< KVQ_PLAN_... */
+  int32_t max_batch;              /**< decode: most sequences of a call; 0: no decode */
+  int32_t max_prefill_batch;      /**< prefill: most sequences of a call; 0: no prefill */
+  int32_t max_prefill_queries;    /**< prefill: most new tokens of a sequence, at least 1 */
+  int32_t max_prefill_keys;       /**< prefill: most tokens of a sequence, the new ones included; not less than
+                                       max_prefill_queries */
+  size_t prefill_workspace_bytes; /**< limit of prefill's workspace, kept as far as possible: sequences are then
+                                       processed one after the other; 0: room for all at once */
+} kvq_plan_options;
 
-typedef struct kvq_write_plan kvq_write_plan;
+typedef struct kvq_plan kvq_plan;
 
-/** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
- * the current device. KVQ_UNSUPPORTED, here and for the plans below, for a head_dim that no kernel supports.
- * @param options  null: defaults */
-KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, const kvq_write_options* options,
-                                         kvq_write_plan** plan, kvq_error* error);
-KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
-KVQ_API kvq_status kvq_write_plan_kernel(const kvq_write_plan* plan, kvq_kernel_info* info, kvq_error* error);
+/** Finds the kernels for all layers of a model, once for each format and head count, and asks the current device how
+ * many blocks it runs. The plan serves every cache on this device whose layers have the same formats and heads as the
+ * model's. KVQ_UNSUPPORTED, naming the layer, for a head_dim that no kernel supports, and with prefill for more than 16
+ * query heads of a KV head.
+ * @param model    may be destroyed afterwards
+ * @param options  null: defaults, which serve writes and dequantization */
+KVQ_API kvq_status kvq_plan_create(const kvq_model* model, const kvq_plan_options* options, kvq_plan** plan,
+                                   kvq_error* error);
+KVQ_API void kvq_plan_destroy(kvq_plan* plan);
+
+/** The kernel of a layer. If that of prefill is tuned, cached tokens are dequantized by the dequantize kernel.
+ * @param layer   index in the whole model
+ * @param kernel  kvq_kernel
+ * @param info    with struct_size set */
+KVQ_API kvq_status kvq_plan_kernel(const kvq_plan* plan, int32_t layer, int32_t kernel, kvq_kernel_info* info,
+                                   kvq_error* error);
+
+/** Bytes of workspace that suffice for the calls of all layers; 0 for kernels without one (write, dequantize). A
+ * workspace needs no initialization and holds nothing between calls. So consecutive calls of any layers, kernels and
+ * plans may share one workspace that is large enough for each of them; concurrent calls may not.
+ * @param kernel  kvq_kernel */
+KVQ_API kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, int32_t kernel, size_t* bytes, kvq_error* error);
+
+/* ---- Write: rotate, quantize and store new tokens ---- */
 
 /** All pointers are to device memory. */
 typedef struct kvq_write_args {
@@ -522,29 +548,10 @@ typedef struct kvq_write_args {
 } kvq_write_args;
 
 /** Enqueues the write of one layer's tokens. Slots that are not in the mappings keep their bytes. */
-KVQ_API kvq_status kvq_write_run(const kvq_write_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_write_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                  const kvq_write_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Decode: attention of one new token a sequence over the cache ---- */
-
-typedef struct kvq_decode_options {
-  size_t struct_size;
-  int32_t max_batch; /**< most sequences of a call, at least 1 */
-  uint32_t flags;    /**< KVQ_PLAN_... */
-} kvq_decode_options;
-
-typedef struct kvq_decode_plan kvq_decode_plan;
-
-/** Finds the kernel for a layer's format and asks the current device how many blocks it runs. The plan serves every
- * layer of the same format and head counts on this device. */
-KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer, const kvq_decode_options* options,
-                                          kvq_decode_plan** plan, kvq_error* error);
-KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
-KVQ_API kvq_status kvq_decode_plan_kernel(const kvq_decode_plan* plan, kvq_kernel_info* info, kvq_error* error);
-
-/** Bytes of workspace. It needs no initialization and holds nothing between calls. So consecutive calls of any layers
- * and plans may share one workspace that is large enough for each of them; concurrent calls may not. */
-KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers but `sequences` are to device memory. */
 typedef struct kvq_decode_args {
@@ -563,32 +570,10 @@ typedef struct kvq_decode_args {
 } kvq_decode_args;
 
 /** Enqueues the attention of one layer. */
-KVQ_API kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_decode_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Prefill: attention of new tokens over cached tokens and the new tokens themselves ---- */
-
-typedef struct kvq_prefill_options {
-  size_t struct_size;
-  int32_t max_batch;      /**< most sequences of a call, at least 1 */
-  int32_t max_queries;    /**< most new tokens of a sequence, at least 1 */
-  int32_t max_keys;       /**< most tokens of a sequence, the new ones included; not less than max_queries */
-  size_t workspace_bytes; /**< limit of the workspace, kept as far as possible: sequences are then processed one after
-                               the other; 0: room for all at once */
-} kvq_prefill_options;
-
-typedef struct kvq_prefill_plan kvq_prefill_plan;
-
-/** Finds the kernel for a layer's format on the current device. The plan serves every layer of the same format and head
- *  counts. KVQ_UNSUPPORTED for more than 16 query heads of a KV head, too. */
-KVQ_API kvq_status kvq_prefill_plan_create(const kvq_model* model, int32_t layer, const kvq_prefill_options* options,
-                                           kvq_prefill_plan** plan, kvq_error* error);
-KVQ_API void kvq_prefill_plan_destroy(kvq_prefill_plan* plan);
-/** The kernel of the attention. If it is tuned, cached tokens are dequantized by the kernel of a dequantize plan. */
-KVQ_API kvq_status kvq_prefill_plan_kernel(const kvq_prefill_plan* plan, kvq_kernel_info* info, kvq_error* error);
-
-/** Bytes of workspace. It needs no initialization and holds nothing between calls. */
-KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers but `sequences` are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens
  * 0 to i. */
@@ -614,18 +599,10 @@ typedef struct kvq_prefill_args {
 } kvq_prefill_args;
 
 /** Enqueues the attention of one layer's new tokens. */
-KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_prefill_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                    const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Dequantize: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
-
-typedef struct kvq_dequantize_plan kvq_dequantize_plan;
-
-/** Finds the kernel for a layer's format on the current device. */
-KVQ_API kvq_status kvq_dequantize_plan_create(const kvq_model* model, int32_t layer, kvq_dequantize_plan** plan,
-                                              kvq_error* error);
-KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
-KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 typedef enum kvq_dequantize_flags {
   KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated, center subtracted */
@@ -648,7 +625,7 @@ typedef struct kvq_dequantize_args {
 
 /** Enqueues the dequantization of one layer's tokens, in the basis of the served model's rows: rotations and centers
  * that are not folded are undone. */
-KVQ_API kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_dequantize_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                       const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Self-test ---- */

@@ -534,11 +534,20 @@ TEST_CASE("Formats without a row of variants.json get generic kernels", "[runtim
   CHECK(write_kernel(fp16, 0).tuned);
   CHECK_FALSE(write_kernel(fp16, 1).tuned);
   CHECK(std::string(write_kernel(fp16, 1).name) == "quantize_write_generic_fp16");
-  CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
-  CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
-  auto prefill = runtime::init<kvq_prefill_options>();
-  prefill.max_batch = 1, prefill.max_queries = 5, prefill.max_keys = 4;
-  CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
+}
+
+TEST_CASE("A plan that no kernel serves names the layer, without a device", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  for (LayerPlan& plan : artifact.layers) plan.geometry.num_q_heads = 17 * plan.geometry.num_kv_heads;
+  Served served(artifact);
+  for (kvq_layer_geometry& g : served.geometry) g.num_q_heads = 17 * g.num_kv_heads;
+  served.options.first_layer = 2;
+  auto options = runtime::init<kvq_plan_options>();
+  options.max_prefill_batch = options.max_prefill_queries = options.max_prefill_keys = 1;
+  CHECK_THROWS_WITH(runtime::Plan(served.load(), options),
+                    Contains("plan: layer 2: prefill: 17 query heads for each KV head, supported are at most 16"));
+  options.max_prefill_keys = 0;
+  CHECK_THROWS_WITH(runtime::Plan(served.load(), options), Contains("max_prefill_queries 1, max_prefill_keys 0"));
 }
 
 TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the generic one", "[runtime]") {
