@@ -533,6 +533,43 @@ KVQ_API kvq_status kvq_plan_kernel(const kvq_plan* plan, int32_t layer, int32_t 
  * @param kernel  kvq_kernel */
 KVQ_API kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, int32_t kernel, size_t* bytes, kvq_error* error);
 
+/* ---- Memory: what all this takes, before any of it is allocated ---- */
+
+typedef struct kvq_memory_options {
+  size_t struct_size;
+  int32_t batch;           /**< sequences that exist at once, each with pages and slots of its own; at least 1 */
+  int32_t length;          /**< tokens of each sequence, at least 1 */
+  int32_t num_sink_slots;  /**< 0: batch */
+  int32_t multiprocessors; /**< with plan_options: the most that the device may have; 0: 256 */
+  const kvq_plan_options* plan_options; /**< bounds the workspaces without a device; null: no workspaces */
+  const kvq_plan* plan; /**< of the model: its workspaces, exactly; then plan_options must be null. Or null */
+} kvq_memory_options;
+
+/** Bytes of device memory, for all layers of this rank together. All are exact but decode_workspace_bytes without a
+ * plan, which is an upper bound for devices with at most `multiprocessors`, each with at most 228 KiB of shared memory
+ * and 2048 threads. */
+typedef struct kvq_memory {
+  size_t struct_size;
+  int32_t num_pages, num_sink_slots, num_ring_slots;       /**< entries of the pools */
+  int64_t page_bytes, sink_bytes, ring_bytes;              /**< of the pools, if pages and slots lie side by side */
+  int64_t device_model_bytes;                              /**< kvq_model_device_bytes() */
+  int64_t cache_bytes;                                     /**< kvq_cache_device_bytes() */
+  int64_t decode_workspace_bytes, prefill_workspace_bytes; /**< kvq_plan_workspace_bytes() */
+  int64_t total_bytes;           /**< of all this, with one workspace for decode and prefill */
+  int64_t sequence_page_bytes;   /**< of one sequence's pages */
+  int64_t sequence_window_bytes; /**< of one sequence's sink slot and ring slot, which hold its first and last tokens
+                                      once more, beside their codes */
+  double coded_bits;             /**< of an element of a key or value in a page, scales and minima included */
+  double effective_bits; /**< bits of one sequence's pages and slots for each element of its keys and values: rows that
+                              are not filled yet, of the last page and of slots, count, too */
+} kvq_memory;
+
+/** Computes the memory that a model, a cache for some sequences, and calls need. Needs no device. KVQ_UNSUPPORTED if
+ * workspaces are asked for and no kernel supports a layer.
+ * @param memory  with struct_size set */
+KVQ_API kvq_status kvq_memory_estimate(const kvq_model* model, const kvq_memory_options* options, kvq_memory* memory,
+                                       kvq_error* error);
+
 /* ---- Write: rotate, quantize and store new tokens ---- */
 
 /** All pointers are to device memory. */

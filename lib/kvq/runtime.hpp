@@ -76,6 +76,13 @@ class Model {
     return bytes;
   }
 
+  /// Memory of this model, a cache, and calls; see kvq_memory_estimate().
+  kvq_memory memory(const kvq_memory_options& options) const {
+    auto memory = init<kvq_memory>();
+    call(kvq_memory_estimate, get(), &options, &memory);
+    return memory;
+  }
+
   /// Folds a layer's values or keys into the caller's weights; see kvq_fold_values() and kvq_fold_keys().
   kvq_fold_error fold_values(std::int32_t layer, const kvq_fold_values_args& args) const {
     auto result = init<kvq_fold_error>();

@@ -190,3 +190,60 @@ TEST_CASE("Handles may be destroyed in every order", "[runtime][gpu][api][emulat
     }
   } while (std::next_permutation(order.begin(), order.end()));
 }
+
+TEST_CASE("Memory is estimated as caches and plans then demand it", "[runtime][gpu][api][emulated]") {
+  auto model_options = runtime::init<kvq_model_options>();
+  model_options.page_size = GENERATE(16, 64), model_options.max_step_tokens = 5;
+  const bool generic = GENERATE(false, true);
+  Artifact artifact = served_artifact(kWindows, 0);
+  if (generic)
+    for (LayerPlan& layer : artifact.layers)
+      if (auto* k = std::get_if<UniformCoder>(&layer.k.coder)) k->group_size = 32;
+  const Engine engine(artifact, model_options);
+  const kvq_plan_options calls = decode_and_prefill();
+  const runtime::Plan plan(*engine.model, calls);
+  auto options = runtime::init<kvq_memory_options>();
+  options.batch = 3, options.length = 130, options.plan = plan.get();
+  const kvq_memory exact = engine.model->memory(options);
+  options.plan = nullptr, options.plan_options = &calls;
+  const kvq_memory most = engine.model->memory(options);
+  int multiprocessors = 0;
+  check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
+  options.multiprocessors = multiprocessors;
+  const kvq_memory near = engine.model->memory(options);
+
+  auto extents = runtime::init<kvq_cache_options>();
+  extents.num_pages = exact.num_pages, extents.num_sink_slots = exact.num_sink_slots;
+  extents.num_ring_slots = exact.num_ring_slots;
+  CHECK(exact.num_pages == 3 * (model_options.page_size == 16 ? 9 : 3));
+  const auto size = [](std::int64_t bytes) { return static_cast<std::size_t>(bytes); };
+  for (const kvq_memory* memory : {&exact, &most, &near}) {
+    CHECK(size(memory->cache_bytes) == engine.device_model->cache_bytes(extents));
+    CHECK(size(memory->device_model_bytes) == engine.memory.bytes());
+    CHECK(size(memory->prefill_workspace_bytes) == plan.workspace_bytes(KVQ_KERNEL_PREFILL));
+    CHECK(size(memory->decode_workspace_bytes) >= plan.workspace_bytes(KVQ_KERNEL_DECODE));
+  }
+  CHECK(size(exact.decode_workspace_bytes) == plan.workspace_bytes(KVQ_KERNEL_DECODE));
+  CHECK(near.decode_workspace_bytes <= most.decode_workspace_bytes);
+  CHECK(near.decode_workspace_bytes <= 4 * exact.decode_workspace_bytes);
+
+  // A cache in exactly this memory holds the sequences.
+  std::vector<DeviceMemory> memory;
+  std::vector<kvq_layer_pools> pools;
+  std::int64_t taken = 0;
+  const auto take = [&](std::int64_t bytes) {
+    memory.emplace_back(size(bytes)), taken += bytes;
+    return memory.back().get();
+  };
+  for (int layer = 0; layer < 6; ++layer) {
+    const kvq_layer_info info = engine.model->layer(layer);
+    auto p = runtime::init<kvq_layer_pools>();
+    p.pages = take(info.page_bytes * extents.num_pages), p.sinks = take(info.sink_slot_bytes * extents.num_sink_slots);
+    p.rings = take(info.ring_slot_bytes * extents.num_ring_slots);
+    pools.push_back(p);
+  }
+  CHECK(taken == exact.page_bytes + exact.sink_bytes + exact.ring_bytes);
+  void* own = take(exact.cache_bytes);
+  CHECK_NOTHROW(runtime::Cache(*engine.device_model, extents, pools, own, size(exact.cache_bytes), nullptr));
+  CHECK_THROWS(runtime::Cache(*engine.device_model, extents, pools, own, size(exact.cache_bytes) - 1, nullptr));
+}

@@ -84,6 +84,8 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   KVQ_CHECK_SIZE(kvq_fault, 32);
   KVQ_CHECK_SIZE(kvq_copy_args, 48);
   KVQ_CHECK_SIZE(kvq_plan_options, 40);
+  KVQ_CHECK_SIZE(kvq_memory_options, 40);
+  KVQ_CHECK_SIZE(kvq_memory, 120);
   KVQ_CHECK_SIZE(kvq_write_args, 64);
   KVQ_CHECK_SIZE(kvq_decode_args, 88);
   KVQ_CHECK_SIZE(kvq_prefill_args, 144);
@@ -105,7 +107,7 @@ TEST_CASE("Every structure that has a size has a first size", "[runtime]") {
       matches(source("/lib/kvq/runtime/api/struct_sizes.h"), "KVQ_FIRST_SIZE\\((kvq_\\w+), (\\d+)\\)");
   const std::map<std::string, std::string> tested =
       matches(source("/tests/unit/runtime/abi_test.cpp"), "KVQ_CHECK_SIZE\\((kvq_\\w+), (\\d+)\\)");
-  CHECK(declared.size() == 22);
+  CHECK(declared.size() == 24);
   CHECK(sized == tested);
   for (const auto& [name, nothing] : declared) {
     INFO(name);
@@ -269,6 +271,7 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_fault_query(nullptr, nullptr, nullptr, &error), "cache");
   refused(kvq_copy_bytes(nullptr, KVQ_COPY_PAGES, &bytes, &error), "cache");
   refused(kvq_copy_run(nullptr, nullptr, nullptr, &error), "args");
+  refused(kvq_memory_estimate(nullptr, nullptr, nullptr, &error), "model");
   kvq_plan* made = nullptr;
   refused(kvq_plan_create(nullptr, nullptr, &made, &error), "model");
   refused(kvq_plan_kernel(nullptr, 0, KVQ_KERNEL_WRITE, nullptr, &error), "plan");
