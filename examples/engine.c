@@ -132,32 +132,35 @@ int main(int argc, char** argv) {
   kvq_step_args step;
   kvq_write_args write;
   kvq_prefill_args prefill;
-  kvq_decode_args decode;
-  KVQ_INIT(step), KVQ_INIT(write), KVQ_INIT(prefill), KVQ_INIT(decode);
-  step.sequences = prefill.sequences = decode.sequences = &sequences;
+  kvq_append_args append;
+  KVQ_INIT(step), KVQ_INIT(write), KVQ_INIT(prefill), KVQ_INIT(append);
+  step.sequences = prefill.sequences = append.sequences = &sequences;
   step.token_indptr = prefill.q_indptr = on_device->token_indptr;
   prefill.prefix_lens = &on_device->prefix_len;
-  write.slot_mapping = step.slot_mapping = take(PROMPT * sizeof(int64_t));
+  append.slot_mapping = write.slot_mapping = step.slot_mapping = take(PROMPT * sizeof(int64_t));
   if (sequences.sink_slots || sequences.ring_slots)
-    write.window_mapping = step.window_mapping = take(PROMPT * sizeof(int64_t));
-  prefill.out = decode.out = out;
-  prefill.workspace = decode.workspace = workspace;
-  prefill.workspace_bytes = decode.workspace_bytes = workspace_bytes;
+    append.window_mapping = write.window_mapping = step.window_mapping = take(PROMPT * sizeof(int64_t));
+  prefill.out = append.out = out;
+  prefill.workspace = append.workspace = workspace;
+  prefill.workspace_bytes = append.workspace_bytes = workspace_bytes;
 
   /* The first step takes the prompt, each later one a token. */
   for (int before = 0, count = PROMPT; before < TOKENS; before += count, count = 1) {
     tables.seq_len = before + count, tables.prefix_len = before, tables.token_indptr[1] = count;
     check_cuda(cudaMemcpyAsync(on_device, &tables, sizeof tables, cudaMemcpyHostToDevice, stream));
     step.num_tokens = write.num_tokens = prefill.num_tokens = count;
-    prefill.q = decode.q = q + before * Q_HEADS * DIM;
-    prefill.k = write.k = k + before * KV_HEADS * DIM;
-    prefill.v = write.v = v + before * KV_HEADS * DIM;
+    prefill.q = append.q = q + before * Q_HEADS * DIM;
+    prefill.k = append.k = write.k = k + before * KV_HEADS * DIM;
+    prefill.v = append.v = write.v = v + before * KV_HEADS * DIM;
     check(kvq_step_run(cache, &step, stream, &error));
     for (int layer = 0; layer < LAYERS; ++layer) {
       /* Here an engine computes q, k and v of the layer. After attention it goes on with `out`. */
-      check(kvq_write_run(plan, cache, layer, &write, stream, &error));
-      if (before == 0) check(kvq_prefill_run(plan, cache, layer, &prefill, stream, &error));
-      if (before > 0) check(kvq_decode_run(plan, cache, layer, &decode, stream, &error));
+      if (before == 0) {
+        check(kvq_write_run(plan, cache, layer, &write, stream, &error));
+        check(kvq_prefill_run(plan, cache, layer, &prefill, stream, &error));
+      } else {
+        check(kvq_append_run(plan, cache, layer, &append, stream, &error));
+      }
     }
     check_cuda(cudaStreamSynchronize(stream)); /* an engine waits here for the token that it samples */
   }

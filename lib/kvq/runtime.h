@@ -8,7 +8,7 @@
  *     kvq_selftest            golden rows of the artifact, on this device
  *     kvq_cache_create        where the engine keeps each layer's pages, sinks and rings
  *     kvq_plan_create         the kernels of all layers, once for each set of sizes
- *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
+ *     each step:              kvq_step_run, then for each layer kvq_append_run, or kvq_write_run and kvq_prefill_run
  *     now and then:           kvq_fault_query
  *
  * The cache. Every token is quantized into its page when it is written; a page is valid for all who hold it as soon as
@@ -609,6 +609,43 @@ typedef struct kvq_decode_args {
 /** Enqueues the attention of one layer. */
 KVQ_API kvq_status kvq_decode_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Append: a decode step of one layer in one call ---- */
+
+/** All pointers but `sequences` are to device memory. Row b of q, k and v is the one new token of sequence b. */
+typedef struct kvq_append_args {
+  size_t struct_size;
+  const kvq_sequences* sequences; /**< at most max_batch; lengths with the new token. 0 does nothing */
+  const void* q;                  /**< [B, Hq, D] as in kvq_decode_args */
+  const void* k;                  /**< [B, Hkv, D] as in kvq_write_args; so is v */
+  const void* v;
+  void* out;                                        /**< [B, Hq, D] as in kvq_decode_args */
+  int64_t q_stride, k_stride, v_stride, out_stride; /**< elements from sequence to sequence; 0: heads times D */
+  const int64_t* slot_mapping;   /**< [B] from kvq_step_run with token_indptr 0, 1, ..., B; negative: not written */
+  const int64_t* window_mapping; /**< [B] from kvq_step_run; null without windows */
+  float* lse_natural;            /**< from here on as in kvq_decode_args */
+  const float* sink_logits;
+  float softmax_scale;
+  int32_t sliding_window;
+  void* workspace;
+  size_t workspace_bytes;
+} kvq_append_args;
+
+/**
+ * Enqueues the write of one new token of each sequence and the attention of its query, of one layer. It promises:
+ *
+ * - All arguments are checked before anything is enqueued: both parts are, or none.
+ * - What is stored and the results are those of kvq_write_run and then kvq_decode_run with these arguments, where
+ *   results may differ by rounding.
+ * - A sequence attends to its own new token. Whether it already sees a token that this call writes for another sequence
+ *   (of whose pages it holds some, such as a draft of the same text) is not promised: call kvq_write_run and
+ *   kvq_decode_run for such batches.
+ * - The plan's decode workspace suffices.
+ *
+ * How many kernels this takes is not promised.
+ */
+KVQ_API kvq_status kvq_append_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
+                                  const kvq_append_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Prefill: attention of new tokens over cached tokens and the new tokens themselves ---- */
 

@@ -199,6 +199,10 @@ class Plan {
                                   kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_decode_run(get(), cache.get(), layer, &args, stream, error);
   }
+  [[nodiscard]] kvq_status append(const Cache& cache, std::int32_t layer, const kvq_append_args& args,
+                                  kvq_stream stream, kvq_error* error = nullptr) const noexcept {
+    return kvq_append_run(get(), cache.get(), layer, &args, stream, error);
+  }
   [[nodiscard]] kvq_status prefill(const Cache& cache, std::int32_t layer, const kvq_prefill_args& args,
                                    kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_prefill_run(get(), cache.get(), layer, &args, stream, error);

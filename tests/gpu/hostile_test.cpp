@@ -188,6 +188,13 @@ struct HostileRig {
     }
     done("decode", plan.decode(*cache, layer, d, nullptr, &error));
 
+    auto ap = runtime::init<kvq_append_args>();
+    ap.sequences = d.sequences, ap.q = d.q, ap.k = w.k, ap.v = w.v, ap.out = d.out, ap.lse_natural = d.lse_natural;
+    ap.q_stride = d.q_stride, ap.k_stride = w.k_token_stride, ap.v_stride = w.v_token_stride;
+    ap.slot_mapping = w.slot_mapping, ap.window_mapping = w.window_mapping, ap.softmax_scale = d.softmax_scale;
+    ap.sliding_window = d.sliding_window, ap.workspace = d.workspace, ap.workspace_bytes = d.workspace_bytes;
+    done("append", plan.append(*cache, layer, ap, nullptr, &error));
+
     auto p = runtime::init<kvq_prefill_args>();
     p.sequences = &s, p.prefix_lens = h.chance(3) ? nullptr : prefixes.get<std::int32_t>();
     p.num_tokens = kTokens, p.q_indptr = token_indptr.get<std::int32_t>();

@@ -24,6 +24,21 @@ constexpr runtime::PagedCacheOptions kRoom = {.num_pages = 8, .max_sequences = 2
 
 kvq_plan_options decode_and_prefill() { return plan_options(2, 10, 200); }
 
+/// The arguments of an append with the rows of a decode step.
+kvq_append_args append_args(const kvq_write_args& w, const kvq_decode_args& d) {
+  auto a = runtime::init<kvq_append_args>();
+  a.sequences = d.sequences, a.q = d.q, a.k = w.k, a.v = w.v, a.out = d.out;
+  a.slot_mapping = w.slot_mapping, a.window_mapping = w.window_mapping, a.lse_natural = d.lse_natural;
+  a.workspace = d.workspace, a.workspace_bytes = d.workspace_bytes;
+  return a;
+}
+
+std::vector<std::byte> bytes_at(const void* device, std::int64_t count) {
+  std::vector<std::byte> bytes(static_cast<std::size_t>(count));
+  check_cuda(cudaMemcpy(bytes.data(), device, bytes.size(), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  return bytes;
+}
+
 }  // namespace
 
 TEST_CASE("A plan has one set of kernels for each format of its model", "[runtime][gpu][api][emulated]") {
@@ -189,6 +204,101 @@ TEST_CASE("Handles may be destroyed in every order", "[runtime][gpu][api][emulat
       if (cache && plan) step();  // needs neither the model nor the device model
     }
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST_CASE("Append stores and attends as a write and a decode", "[runtime][gpu][api][emulated]") {
+  const Engine engine(served_artifact(kWindows, 0));
+  const runtime::Plan plan(*engine.model, plan_options(2));
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE));
+  auto error = runtime::init<kvq_error>();
+  for (const int layer : {0, 2, 3, 4}) {
+    CAPTURE(layer);
+    LayerRunner apart(engine, layer, kRoom, nullptr), together(engine, layer, kRoom, nullptr);
+    for (LayerRunner* runner : {&apart, &together}) {
+      runner->rows = {{runner->cache.create(), 1}, {runner->cache.create(), 2}};
+      const auto mark = [](void* pool, std::int64_t bytes) {
+        check_cuda(cudaMemset(pool, 0xA5, static_cast<std::size_t>(bytes)), "cudaMemset");
+      };
+      mark(runner->cache.pages(layer), kRoom.num_pages * runner->info.page_bytes);
+      mark(runner->cache.sinks(layer), 2 * runner->info.sink_slot_bytes);
+      mark(runner->cache.rings(layer), 2 * runner->info.ring_slot_bytes);
+      runner->step(std::vector<Growth>{{0, 90}, {1, 5}});
+    }
+    const std::vector<Growth> batch = {{0, 1}, {1, 1}};
+    for (int i = 0; i < 3; ++i) {
+      const std::vector<std::uint16_t> expected = apart.step(batch);
+      std::vector<std::uint16_t> q, k, v;
+      for (const auto& [seed, length] : {std::pair{1, 90 + i}, std::pair{2, 5 + i}}) {
+        const auto s = static_cast<std::uint64_t>(seed);
+        const auto key = together.key(s, length), value = together.value(s, length),
+                   query = together.query(s, length + 1);
+        k.insert(k.end(), key.begin(), key.end()), v.insert(v.end(), value.begin(), value.end());
+        q.insert(q.end(), query.begin(), query.end());
+      }
+      REQUIRE(together.cache.step(batch, nullptr));
+      const DeviceMemory d_q = to_device<std::uint16_t>(q, nullptr), d_k = to_device<std::uint16_t>(k, nullptr),
+                         d_v = to_device<std::uint16_t>(v, nullptr), out(expected.size() * 2), lse(2 * 16 * 4);
+      kvq_write_args w = together.cache.write_args();
+      kvq_decode_args d = together.cache.decode_args();
+      w.k = d_k.get(), w.v = d_v.get(), d.q = d_q.get(), d.out = out.get(), d.lse_natural = lse.get<float>();
+      d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
+      const kvq_append_args a = append_args(w, d);
+      expect_ok(plan.append(together.cache.handle(), layer, a, nullptr, &error), error);
+      std::vector<std::uint16_t> found(expected.size());
+      std::vector<float> found_lse(2 * 16);
+      to_host<std::uint16_t>(out, found, nullptr), to_host<float>(lse, found_lse, nullptr);
+      CHECK(found == expected);
+      CHECK(found_lse == apart.lse());
+    }
+    const auto stored = [&](LayerRunner& r) {
+      std::vector<std::byte> all = bytes_at(r.cache.pages(layer), kRoom.num_pages * r.info.page_bytes);
+      for (const std::vector<std::byte>& more : {bytes_at(r.cache.sinks(layer), 2 * r.info.sink_slot_bytes),
+                                                 bytes_at(r.cache.rings(layer), 2 * r.info.ring_slot_bytes)})
+        all.insert(all.end(), more.begin(), more.end());
+      return all;
+    };
+    CHECK((stored(together) == stored(apart)));
+  }
+}
+
+TEST_CASE("An append that one of its parts refuses enqueues nothing", "[runtime][gpu][api][emulated]") {
+  const Engine engine(served_artifact(kWindows, 0));
+  const runtime::Plan plan(*engine.model, plan_options(2));
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)), rows(1 << 16);
+  runtime::PagedCache cache(*engine.model, *engine.device_model, kRoom, nullptr);
+  cache.create();
+  REQUIRE(cache.step(std::vector<Growth>{{0, 1}}, nullptr));
+  const std::int64_t bytes = kRoom.num_pages * engine.model->layer(0).page_bytes;
+  check_cuda(cudaMemset(cache.pages(0), 0xA5, static_cast<std::size_t>(bytes)), "cudaMemset");
+  const std::vector<std::byte> before = bytes_at(cache.pages(0), bytes);
+  const auto refusal = [&](auto change) {
+    struct : kvq_append_args, kvq_sequences {
+    } a{append_args(cache.write_args(), cache.decode_args()), cache.sequences()};
+    a.kvq_append_args::sequences = &a;
+    a.q = a.k = a.v = a.out = rows.get(), a.workspace = workspace.get(), a.workspace_bytes = workspace.bytes();
+    change(a);
+    auto error = runtime::init<kvq_error>();
+    CHECK(plan.append(cache.handle(), 0, a, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK((bytes_at(cache.pages(0), bytes) == before));
+    return std::string(error.message);
+  };
+  CHECK_THAT(refusal([](auto& a) { a.window_mapping = nullptr; }), Contains("need a window_mapping"));
+  CHECK_THAT(refusal([](auto& a) { a.slot_mapping = nullptr; }), Contains("quantize_write: "));
+  CHECK_THAT(refusal([](auto& a) { a.k = nullptr; }), Contains("k: "));
+  CHECK_THAT(refusal([](auto& a) { a.v_stride = 7; }), Contains("v: "));
+  CHECK_THAT(refusal([](auto& a) { a.q = nullptr; }), Contains("must not be null"));
+  CHECK_THAT(refusal([](auto& a) { --a.workspace_bytes; }), Contains("expected a workspace of"));
+  CHECK_THAT(refusal([](auto& a) { a.batch = 3; }), Contains("batch is 3, the plan's max_batch 2"));
+  CHECK_THAT(refusal([](auto& a) { a.batch = -1; }), Contains("batch is -1"));
+  CHECK_THAT(refusal([](auto& a) { a.kvq_append_args::sequences = nullptr; }), Contains("sequences must not be null"));
+
+  // No sequences: nothing is done, and nothing but the number is read.
+  auto none = runtime::init<kvq_sequences>();
+  auto a = runtime::init<kvq_append_args>();
+  a.sequences = &none;
+  auto error = runtime::init<kvq_error>();
+  expect_ok(plan.append(cache.handle(), 0, a, nullptr, &error), error);
+  CHECK((bytes_at(cache.pages(0), bytes) == before));
 }
 
 TEST_CASE("Memory is estimated as caches and plans then demand it", "[runtime][gpu][api][emulated]") {

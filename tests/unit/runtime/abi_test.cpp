@@ -88,6 +88,7 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   KVQ_CHECK_SIZE(kvq_memory, 120);
   KVQ_CHECK_SIZE(kvq_write_args, 64);
   KVQ_CHECK_SIZE(kvq_decode_args, 88);
+  KVQ_CHECK_SIZE(kvq_append_args, 136);
   KVQ_CHECK_SIZE(kvq_prefill_args, 144);
   KVQ_CHECK_SIZE(kvq_dequantize_args, 80);
   KVQ_CHECK_SIZE(kvq_selftest_layer, 320);
@@ -107,7 +108,7 @@ TEST_CASE("Every structure that has a size has a first size", "[runtime]") {
       matches(source("/lib/kvq/runtime/api/struct_sizes.h"), "KVQ_FIRST_SIZE\\((kvq_\\w+), (\\d+)\\)");
   const std::map<std::string, std::string> tested =
       matches(source("/tests/unit/runtime/abi_test.cpp"), "KVQ_CHECK_SIZE\\((kvq_\\w+), (\\d+)\\)");
-  CHECK(declared.size() == 24);
+  CHECK(declared.size() == 25);
   CHECK(sized == tested);
   for (const auto& [name, nothing] : declared) {
     INFO(name);
@@ -278,6 +279,7 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_plan_workspace_bytes(nullptr, KVQ_KERNEL_DECODE, &bytes, &error), "plan");
   refused(kvq_write_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
+  refused(kvq_append_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_prefill_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_dequantize_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_selftest(nullptr, nullptr, 0, nullptr, nullptr, &error), "model");
@@ -294,6 +296,12 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_write_run(&plan, nullptr, 0, &write_args, nullptr, &error), "cache");
   auto decode_args = runtime::init<kvq_decode_args>();
   refused(kvq_decode_run(&plan, nullptr, 0, &decode_args, nullptr, &error), "cache");
+  refused(kvq_append_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  auto append_args = runtime::init<kvq_append_args>();
+  refused(kvq_append_run(&plan, nullptr, 0, &append_args, nullptr, &error), "sequences");
+  auto sequences = runtime::init<kvq_sequences>();
+  append_args.sequences = &sequences;
+  refused(kvq_append_run(&plan, nullptr, 0, &append_args, nullptr, &error), "cache");
   auto prefill_args = runtime::init<kvq_prefill_args>();
   refused(kvq_prefill_run(&plan, nullptr, 0, &prefill_args, nullptr, &error), "cache");
   auto dequantize_args = runtime::init<kvq_dequantize_args>();
