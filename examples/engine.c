@@ -95,22 +95,17 @@ int main(int argc, char** argv) {
   check(kvq_cache_device_bytes(device_model, &extents, &bytes, &error));
   check(kvq_cache_create(device_model, &extents, pools, LAYERS, take(bytes), bytes, stream, &cache, &error));
 
-  /* One plan of each kind serves all layers, because all have one format. The workspace serves both kinds of attention,
-   * because the calls follow each other on one stream. */
-  kvq_prefill_options prefill_options;
-  kvq_decode_options decode_options;
-  kvq_write_plan* write_plan;
-  kvq_prefill_plan* prefill_plan;
-  kvq_decode_plan* decode_plan;
+  /* One plan serves all layers and calls. The workspace serves both kinds of attention, because the calls follow each
+   * other on one stream. */
+  kvq_plan_options calls;
+  kvq_plan* plan;
   size_t workspace_bytes;
-  KVQ_INIT(prefill_options), KVQ_INIT(decode_options);
-  prefill_options.max_batch = decode_options.max_batch = 1;
-  prefill_options.max_queries = prefill_options.max_keys = PROMPT;
-  check(kvq_write_plan_create(model, 0, NULL, &write_plan, &error));
-  check(kvq_prefill_plan_create(model, 0, &prefill_options, &prefill_plan, &error));
-  check(kvq_decode_plan_create(model, 0, &decode_options, &decode_plan, &error));
-  check(kvq_prefill_workspace_bytes(prefill_plan, &workspace_bytes, &error));
-  check(kvq_decode_workspace_bytes(decode_plan, &bytes, &error));
+  KVQ_INIT(calls);
+  calls.max_batch = calls.max_prefill_batch = 1;
+  calls.max_prefill_queries = calls.max_prefill_keys = PROMPT;
+  check(kvq_plan_create(model, &calls, &plan, &error));
+  check(kvq_plan_workspace_bytes(plan, KVQ_KERNEL_PREFILL, &workspace_bytes, &error));
+  check(kvq_plan_workspace_bytes(plan, KVQ_KERNEL_DECODE, &bytes, &error));
   if (bytes > workspace_bytes) workspace_bytes = bytes;
   void* workspace = take(workspace_bytes);
 
@@ -137,31 +132,35 @@ int main(int argc, char** argv) {
   kvq_step_args step;
   kvq_write_args write;
   kvq_prefill_args prefill;
-  kvq_decode_args decode;
-  KVQ_INIT(step), KVQ_INIT(write), KVQ_INIT(prefill), KVQ_INIT(decode);
-  step.sequences = prefill.sequences = decode.sequences = &sequences;
+  kvq_append_args append;
+  KVQ_INIT(step), KVQ_INIT(write), KVQ_INIT(prefill), KVQ_INIT(append);
+  step.sequences = prefill.sequences = append.sequences = &sequences;
   step.token_indptr = prefill.q_indptr = on_device->token_indptr;
   prefill.prefix_lens = &on_device->prefix_len;
-  write.slot_mapping = step.slot_mapping = take(PROMPT * sizeof(int64_t));
+  append.slot_mapping = write.slot_mapping = step.slot_mapping = take(PROMPT * sizeof(int64_t));
   if (sequences.sink_slots || sequences.ring_slots)
-    write.window_mapping = step.window_mapping = take(PROMPT * sizeof(int64_t));
-  prefill.out = decode.out = out;
-  prefill.workspace = decode.workspace = workspace;
-  prefill.workspace_bytes = decode.workspace_bytes = workspace_bytes;
+    append.window_mapping = write.window_mapping = step.window_mapping = take(PROMPT * sizeof(int64_t));
+  prefill.out = append.out = out;
+  prefill.workspace = append.workspace = workspace;
+  prefill.workspace_bytes = append.workspace_bytes = workspace_bytes;
 
   /* The first step takes the prompt, each later one a token. */
   for (int before = 0, count = PROMPT; before < TOKENS; before += count, count = 1) {
     tables.seq_len = before + count, tables.prefix_len = before, tables.token_indptr[1] = count;
     check_cuda(cudaMemcpyAsync(on_device, &tables, sizeof tables, cudaMemcpyHostToDevice, stream));
     step.num_tokens = write.num_tokens = prefill.num_tokens = count;
-    prefill.q = decode.q = q + before * Q_HEADS * DIM;
-    prefill.k = write.k = k + before * KV_HEADS * DIM, prefill.v = write.v = v + before * KV_HEADS * DIM;
+    prefill.q = append.q = q + before * Q_HEADS * DIM;
+    prefill.k = append.k = write.k = k + before * KV_HEADS * DIM;
+    prefill.v = append.v = write.v = v + before * KV_HEADS * DIM;
     check(kvq_step_run(cache, &step, stream, &error));
     for (int layer = 0; layer < LAYERS; ++layer) {
       /* Here an engine computes q, k and v of the layer. After attention it goes on with `out`. */
-      check(kvq_write_run(write_plan, cache, layer, &write, stream, &error));
-      if (before == 0) check(kvq_prefill_run(prefill_plan, cache, layer, &prefill, stream, &error));
-      if (before > 0) check(kvq_decode_run(decode_plan, cache, layer, &decode, stream, &error));
+      if (before == 0) {
+        check(kvq_write_run(plan, cache, layer, &write, stream, &error));
+        check(kvq_prefill_run(plan, cache, layer, &prefill, stream, &error));
+      } else {
+        check(kvq_append_run(plan, cache, layer, &append, stream, &error));
+      }
     }
     check_cuda(cudaStreamSynchronize(stream)); /* an engine waits here for the token that it samples */
   }
@@ -181,9 +180,7 @@ int main(int argc, char** argv) {
     require((row[i] & 0x7FFF) <= 0x3F80, "a mean of values in [-1, 1] lies outside");
   printf("served %d tokens of prompt in one chunk, then %d decode steps\n", PROMPT, STEPS);
 
-  kvq_decode_plan_destroy(decode_plan);
-  kvq_prefill_plan_destroy(prefill_plan);
-  kvq_write_plan_destroy(write_plan);
+  kvq_plan_destroy(plan);
   kvq_cache_destroy(cache);
   kvq_device_model_destroy(device_model);
   kvq_model_destroy(model);

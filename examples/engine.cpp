@@ -103,14 +103,14 @@ void serve(const std::string& path, int rank) {
   PagedCache cache(model, device_model, {.num_pages = pages, .max_sequences = 3, .max_tokens = kPrompts}, stream);
   const std::int32_t long_one = cache.create(), short_one = cache.create();
 
-  // One plan of each kind serves all layers, because all have one format. The workspace serves both kinds of attention,
-  // because the calls follow each other on one stream.
-  const WritePlan write_plan(model, 0);
-  const DecodePlan decode_plan(model, 0, /*max_batch=*/2);
-  auto prefill_options = init<kvq_prefill_options>();
-  prefill_options.max_batch = 2, prefill_options.max_queries = prefill_options.max_keys = kLongPrompt;
-  const PrefillPlan prefill_plan(model, 0, prefill_options);
-  const DeviceArray<std::byte> workspace(std::max(decode_plan.workspace_bytes(), prefill_plan.workspace_bytes()));
+  // One plan serves all layers and calls. The workspace serves both kinds of attention, because the calls follow each
+  // other on one stream.
+  auto calls = init<kvq_plan_options>();
+  calls.max_batch = calls.max_prefill_batch = 2;
+  calls.max_prefill_queries = calls.max_prefill_keys = kLongPrompt;
+  const Plan plan(model, calls);
+  const DeviceArray<std::byte> workspace(
+      std::max(plan.workspace_bytes(KVQ_KERNEL_DECODE), plan.workspace_bytes(KVQ_KERNEL_PREFILL)));
 
   // Rows of this rank's heads. Every layer has the same, and each step takes the next ones.
   const kvq_layer_info layer_info = model.layer(0);
@@ -136,9 +136,9 @@ void serve(const std::string& path, int rank) {
     prefill.workspace = decode.workspace = workspace.get();
     prefill.workspace_bytes = decode.workspace_bytes = workspace.bytes();
     for (int layer = 0; layer < kLayers; ++layer) {
-      ran(write_plan.run(cache.handle(), layer, write, stream, &error));
-      ran(is_prefill ? prefill_plan.run(cache.handle(), layer, prefill, stream, &error)
-                     : decode_plan.run(cache.handle(), layer, decode, stream, &error));
+      ran(plan.write(cache.handle(), layer, write, stream, &error));
+      ran(is_prefill ? plan.prefill(cache.handle(), layer, prefill, stream, &error)
+                     : plan.decode(cache.handle(), layer, decode, stream, &error));
     }
     next_row += write.num_tokens;
   };

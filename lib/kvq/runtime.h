@@ -7,9 +7,8 @@
  *     kvq_model_upload        rotations and centers into the engine's memory, once for each device
  *     kvq_selftest            golden rows of the artifact, on this device
  *     kvq_cache_create        where the engine keeps each layer's pages, sinks and rings
- *     kvq_write_plan_create,  host work, once for each batch shape; layers of equal format share plans
- *       kvq_decode_plan_create
- *     each step:              kvq_step_run, then for each layer kvq_write_run and kvq_decode_run, or kvq_prefill_run
+ *     kvq_plan_create         the kernels of all layers, once for each set of sizes
+ *     each step:              kvq_step_run, then for each layer kvq_append_run, or kvq_write_run and kvq_prefill_run
  *     now and then:           kvq_fault_query
  *
  * The cache. Every token is quantized into its page when it is written; a page is valid for all who hold it as soon as
@@ -40,7 +39,9 @@
  * Ownership. The caller owns every byte of device memory, every stream and every page table; the library owns its
  * handles. `create`, `load` and `upload` may allocate on the host and may wait for the device. `run` does neither, and
  * can be captured in a CUDA graph, because kernels read everything that changes from step to step (lengths, page
- * tables, slots) on the device.
+ * tables, slots) on the device. Handles may be destroyed in any order, and while kernels of their calls still run: what
+ * a handle needs of another one it copies, or shares and counts. The device memory that the caller gave must outlive
+ * the kernels.
  *
  * Threads and devices. There is no global state. Handles do not change after they are made, so threads may share them.
  * A call works on the CUDA device that is current in its thread, and `stream` must belong to that device. Device
@@ -135,13 +136,7 @@ typedef enum kvq_kernel {
  * activations. */
 KVQ_API const char* kvq_kernel_name(int32_t kernel, int32_t index);
 
-/** Options of plans. */
-typedef enum kvq_plan_flags {
-  /** Kernels start when the stream's kernel before them has ended: no programmatic dependent launch. */
-  KVQ_PLAN_NO_OVERLAP = 1
-} kvq_plan_flags;
-
-/** The kernel that a plan uses: kvq_write_plan_kernel() and the like. */
+/** A kernel that a plan uses: kvq_plan_kernel(). */
 typedef struct kvq_kernel_info {
   size_t struct_size;
   const char* name; /**< as kvq_kernel_name(), or "decode_generic_bf16" and the like; lives as long as the library */
@@ -247,6 +242,12 @@ typedef struct kvq_model_info {
   int32_t golden_layers;              /**< of this rank's layers, those with golden rows */
   const char* name;                   /**< of the model; lives as long as the handle */
   const char* method;                 /**< calibration method; lives as long as the handle */
+  const char* content_hash;           /**< of the artifact: "xxh3-128:" and 32 hexadecimal digits, as kvq-inspect prints
+                                           it; lives as long as the handle */
+  uint64_t layout_id;                 /**< two models may exchange pages, sink slots and ring slots if, and only if,
+                                           their numbers are equal. It covers the version of formats/pages.md, the
+                                           content hash, page_size, exact windows (max_step_tokens as far as it sizes
+                                           rings), and each layer's index, formats and KV heads */
 } kvq_model_info;
 
 /** @param info  with struct_size set */
@@ -370,7 +371,7 @@ typedef struct kvq_device_model kvq_device_model;
 /**
  * Copies rotations and centers to the current device, and waits for the copy.
  * @param memory  of the device, 256-byte aligned, at least kvq_model_device_bytes(); owned by the caller, must outlive
- * the handle and not change
+ * the handle and all caches that are made with it, and not change
  * @param model   may be destroyed afterwards
  */
 KVQ_API kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, kvq_stream stream,
@@ -468,7 +469,7 @@ typedef enum kvq_fault_code {
   KVQ_FAULT_ROLLBACK = 6,     /**< more tokens were taken back than the ring holds rows of; value: the ring slot */
   KVQ_FAULT_NEW_TOKENS = 7, /**< token_indptr or q_indptr descends, or has more tokens than the call or the sequence */
   KVQ_FAULT_PREFIX = 8,     /**< prefix_lens below 0 or above seq_lens; value: the prefix */
-  KVQ_FAULT_PLAN = 9,       /**< a chunk or its keys beyond the plan's max_queries or max_keys; value: the keys */
+  KVQ_FAULT_PLAN = 9,       /**< a chunk or its keys beyond the plan's sizes of prefill; value: the keys */
   KVQ_FAULT_SLOT_MAPPING = 10, /**< a slot of slot_mapping beyond the pool; value: the slot */
   KVQ_FAULT_WINDOW_ROW = 11,   /**< a row of window_mapping beyond the pools; value: the row */
   KVQ_FAULT_OUTPUT_ROWS = 12   /**< out_indptr has fewer rows than are asked for; value: the rows */
@@ -511,22 +512,90 @@ KVQ_API kvq_status kvq_copy_bytes(const kvq_cache* cache, int32_t kind, size_t* 
 
 KVQ_API kvq_status kvq_copy_run(const kvq_cache* cache, const kvq_copy_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Write: rotate, quantize and store new tokens ---- */
+/* ---- Plan: the kernels of all layers ---- */
 
-typedef struct kvq_write_options {
+typedef enum kvq_plan_flags {
+  /** Kernels of writes and decode start when the stream's kernel before them has ended: no programmatic dependent
+   * launch. */
+  KVQ_PLAN_NO_OVERLAP = 1
+} kvq_plan_flags;
+
+/** Sizes of the calls that a plan serves. Write and dequantize calls may have any. */
+typedef struct kvq_plan_options {
   size_t struct_size;
-  uint32_t flags; /**< KVQ_PLAN_... */
-} kvq_write_options;
+  uint32_t flags;                 /**< KVQ_PLAN_... */
+  int32_t max_batch;              /**< decode: most sequences of a call; 0: no decode */
+  int32_t max_prefill_batch;      /**< prefill: most sequences of a call; 0: no prefill */
+  int32_t max_prefill_queries;    /**< prefill: most new tokens of a sequence, at least 1 */
+  int32_t max_prefill_keys;       /**< prefill: most tokens of a sequence, the new ones included; not less than
+                                       max_prefill_queries */
+  size_t prefill_workspace_bytes; /**< limit of prefill's workspace, kept as far as possible: sequences are then
+                                       processed one after the other; 0: room for all at once */
+} kvq_plan_options;
 
-typedef struct kvq_write_plan kvq_write_plan;
+typedef struct kvq_plan kvq_plan;
 
-/** Finds the kernel for a layer's format. The plan serves every layer of the same format, of this and other models, on
- * the current device. KVQ_UNSUPPORTED, here and for the plans below, for a head_dim that no kernel supports.
- * @param options  null: defaults */
-KVQ_API kvq_status kvq_write_plan_create(const kvq_model* model, int32_t layer, const kvq_write_options* options,
-                                         kvq_write_plan** plan, kvq_error* error);
-KVQ_API void kvq_write_plan_destroy(kvq_write_plan* plan);
-KVQ_API kvq_status kvq_write_plan_kernel(const kvq_write_plan* plan, kvq_kernel_info* info, kvq_error* error);
+/** Finds the kernels for all layers of a model, once for each format and head count, and asks the current device how
+ * many blocks it runs. The plan serves every cache on this device whose layers have the same formats and heads as the
+ * model's. KVQ_UNSUPPORTED, naming the layer, for a head_dim that no kernel supports, and with prefill for more than 16
+ * query heads of a KV head.
+ * @param model    may be destroyed afterwards
+ * @param options  null: defaults, which serve writes and dequantization */
+KVQ_API kvq_status kvq_plan_create(const kvq_model* model, const kvq_plan_options* options, kvq_plan** plan,
+                                   kvq_error* error);
+KVQ_API void kvq_plan_destroy(kvq_plan* plan);
+
+/** The kernel of a layer. If that of prefill is tuned, cached tokens are dequantized by the dequantize kernel.
+ * @param layer   index in the whole model
+ * @param kernel  kvq_kernel
+ * @param info    with struct_size set */
+KVQ_API kvq_status kvq_plan_kernel(const kvq_plan* plan, int32_t layer, int32_t kernel, kvq_kernel_info* info,
+                                   kvq_error* error);
+
+/** Bytes of workspace that suffice for the calls of all layers; 0 for kernels without one (write, dequantize). A
+ * workspace needs no initialization and holds nothing between calls. So consecutive calls of any layers, kernels and
+ * plans may share one workspace that is large enough for each of them; concurrent calls may not.
+ * @param kernel  kvq_kernel */
+KVQ_API kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, int32_t kernel, size_t* bytes, kvq_error* error);
+
+/* ---- Memory: what all this takes, before any of it is allocated ---- */
+
+typedef struct kvq_memory_options {
+  size_t struct_size;
+  int32_t batch;           /**< sequences that exist at once, each with pages and slots of its own; at least 1 */
+  int32_t length;          /**< tokens of each sequence, at least 1 */
+  int32_t num_sink_slots;  /**< 0: batch */
+  int32_t multiprocessors; /**< with plan_options: the most that the device may have; 0: 256 */
+  const kvq_plan_options* plan_options; /**< bounds the workspaces without a device; null: no workspaces */
+  const kvq_plan* plan; /**< of the model: its workspaces, exactly; then plan_options must be null. Or null */
+} kvq_memory_options;
+
+/** Bytes of device memory, for all layers of this rank together. All are exact but decode_workspace_bytes without a
+ * plan, which is an upper bound for devices with at most `multiprocessors`, each with at most 228 KiB of shared memory
+ * and 2048 threads. */
+typedef struct kvq_memory {
+  size_t struct_size;
+  int32_t num_pages, num_sink_slots, num_ring_slots;       /**< entries of the pools */
+  int64_t page_bytes, sink_bytes, ring_bytes;              /**< of the pools, if pages and slots lie side by side */
+  int64_t device_model_bytes;                              /**< kvq_model_device_bytes() */
+  int64_t cache_bytes;                                     /**< kvq_cache_device_bytes() */
+  int64_t decode_workspace_bytes, prefill_workspace_bytes; /**< kvq_plan_workspace_bytes() */
+  int64_t total_bytes;           /**< of all this, with one workspace for decode and prefill */
+  int64_t sequence_page_bytes;   /**< of one sequence's pages */
+  int64_t sequence_window_bytes; /**< of one sequence's sink slot and ring slot, which hold its first and last tokens
+                                      once more, beside their codes */
+  double coded_bits;             /**< of an element of a key or value in a page, scales and minima included */
+  double effective_bits; /**< bits of one sequence's pages and slots for each element of its keys and values: rows that
+                              are not filled yet, of the last page and of slots, count, too */
+} kvq_memory;
+
+/** Computes the memory that a model, a cache for some sequences, and calls need. Needs no device. KVQ_UNSUPPORTED if
+ * workspaces are asked for and no kernel supports a layer.
+ * @param memory  with struct_size set */
+KVQ_API kvq_status kvq_memory_estimate(const kvq_model* model, const kvq_memory_options* options, kvq_memory* memory,
+                                       kvq_error* error);
+
+/* ---- Write: rotate, quantize and store new tokens ---- */
 
 /** All pointers are to device memory. */
 typedef struct kvq_write_args {
@@ -541,29 +610,10 @@ typedef struct kvq_write_args {
 } kvq_write_args;
 
 /** Enqueues the write of one layer's tokens. Slots that are not in the mappings keep their bytes. */
-KVQ_API kvq_status kvq_write_run(const kvq_write_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_write_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                  const kvq_write_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Decode: attention of one new token a sequence over the cache ---- */
-
-typedef struct kvq_decode_options {
-  size_t struct_size;
-  int32_t max_batch; /**< most sequences of a call, at least 1 */
-  uint32_t flags;    /**< KVQ_PLAN_... */
-} kvq_decode_options;
-
-typedef struct kvq_decode_plan kvq_decode_plan;
-
-/** Finds the kernel for a layer's format and asks the current device how many blocks it runs. The plan serves every
- * layer of the same format and head counts on this device. */
-KVQ_API kvq_status kvq_decode_plan_create(const kvq_model* model, int32_t layer, const kvq_decode_options* options,
-                                          kvq_decode_plan** plan, kvq_error* error);
-KVQ_API void kvq_decode_plan_destroy(kvq_decode_plan* plan);
-KVQ_API kvq_status kvq_decode_plan_kernel(const kvq_decode_plan* plan, kvq_kernel_info* info, kvq_error* error);
-
-/** Bytes of workspace. It needs no initialization and holds nothing between calls. So consecutive calls of any layers
- * and plans may share one workspace that is large enough for each of them; concurrent calls may not. */
-KVQ_API kvq_status kvq_decode_workspace_bytes(const kvq_decode_plan* plan, size_t* bytes, kvq_error* error);
 
 /** All pointers but `sequences` are to device memory. */
 typedef struct kvq_decode_args {
@@ -572,8 +622,8 @@ typedef struct kvq_decode_args {
   const void* q; /**< [B, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
   void* out;     /**< [B, Hq, D]; in the rotated basis if V is folded */
   int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
-  float* lse;                   /**< [B, Hq] base e: natural logarithm of the sum of exponentials, the learned sink's
-                                     included; or null. (Base 2 elsewhere: divide by ln 2) */
+  float* lse_natural;           /**< [B, Hq] natural logarithm (base e) of the sum of exponentials, the learned sink's
+                                     included; or null. For base 2, which FlashInfer has, divide by ln 2 */
   const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
   float softmax_scale;          /**< 0: the model's */
   int32_t sliding_window;       /**< tokens that a query sees, itself included; 0: the model's; -1: all */
@@ -582,32 +632,47 @@ typedef struct kvq_decode_args {
 } kvq_decode_args;
 
 /** Enqueues the attention of one layer. */
-KVQ_API kvq_status kvq_decode_run(const kvq_decode_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_decode_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Prefill: attention of new tokens over cached tokens and the new tokens themselves ---- */
+/* ---- Append: a decode step of one layer in one call ---- */
 
-typedef struct kvq_prefill_options {
+/** All pointers but `sequences` are to device memory. Row b of q, k and v is the one new token of sequence b. */
+typedef struct kvq_append_args {
   size_t struct_size;
-  int32_t max_batch;      /**< most sequences of a call, at least 1 */
-  int32_t max_queries;    /**< most new tokens of a sequence, at least 1 */
-  int32_t max_keys;       /**< most tokens of a sequence, the new ones included; not less than max_queries */
-  size_t workspace_bytes; /**< limit of the workspace, kept as far as possible: sequences are then processed one after
-                               the other; 0: room for all at once */
-} kvq_prefill_options;
+  const kvq_sequences* sequences; /**< at most max_batch; lengths with the new token. 0 does nothing */
+  const void* q;                  /**< [B, Hq, D] as in kvq_decode_args */
+  const void* k;                  /**< [B, Hkv, D] as in kvq_write_args; so is v */
+  const void* v;
+  void* out;                                        /**< [B, Hq, D] as in kvq_decode_args */
+  int64_t q_stride, k_stride, v_stride, out_stride; /**< elements from sequence to sequence; 0: heads times D */
+  const int64_t* slot_mapping;   /**< [B] from kvq_step_run with token_indptr 0, 1, ..., B; negative: not written */
+  const int64_t* window_mapping; /**< [B] from kvq_step_run; null without windows */
+  float* lse_natural;            /**< from here on as in kvq_decode_args */
+  const float* sink_logits;
+  float softmax_scale;
+  int32_t sliding_window;
+  void* workspace;
+  size_t workspace_bytes;
+} kvq_append_args;
 
-typedef struct kvq_prefill_plan kvq_prefill_plan;
+/**
+ * Enqueues the write of one new token of each sequence and the attention of its query, of one layer. It promises:
+ *
+ * - All arguments are checked before anything is enqueued: both parts are, or none.
+ * - What is stored and the results are those of kvq_write_run and then kvq_decode_run with these arguments, where
+ *   results may differ by rounding.
+ * - A sequence attends to its own new token. Whether it already sees a token that this call writes for another sequence
+ *   (of whose pages it holds some, such as a draft of the same text) is not promised: call kvq_write_run and
+ *   kvq_decode_run for such batches.
+ * - The plan's decode workspace suffices.
+ *
+ * How many kernels this takes is not promised.
+ */
+KVQ_API kvq_status kvq_append_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
+                                  const kvq_append_args* args, kvq_stream stream, kvq_error* error);
 
-/** Finds the kernel for a layer's format on the current device. The plan serves every layer of the same format and head
- *  counts. KVQ_UNSUPPORTED for more than 16 query heads of a KV head, too. */
-KVQ_API kvq_status kvq_prefill_plan_create(const kvq_model* model, int32_t layer, const kvq_prefill_options* options,
-                                           kvq_prefill_plan** plan, kvq_error* error);
-KVQ_API void kvq_prefill_plan_destroy(kvq_prefill_plan* plan);
-/** The kernel of the attention. If it is tuned, cached tokens are dequantized by the kernel of a dequantize plan. */
-KVQ_API kvq_status kvq_prefill_plan_kernel(const kvq_prefill_plan* plan, kvq_kernel_info* info, kvq_error* error);
-
-/** Bytes of workspace. It needs no initialization and holds nothing between calls. */
-KVQ_API kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error);
+/* ---- Prefill: attention of new tokens over cached tokens and the new tokens themselves ---- */
 
 /** All pointers but `sequences` are to device memory. Query i of a sequence's chunk sees its prefix and the new tokens
  * 0 to i. */
@@ -624,8 +689,7 @@ typedef struct kvq_prefill_args {
   void* out;                  /**< [T, Hq, D]; in the rotated basis if V is folded, as v is */
   int64_t q_stride, k_stride; /**< elements from token to token, multiples of 8; 0: heads times D */
   int64_t v_stride, out_stride;
-  float* lse;               /**< [T, Hq] natural logarithm of the sum of exponentials, the learned sink's included, or
-                                 null */
+  float* lse_natural;       /**< [T, Hq] as in kvq_decode_args, or null */
   const float* sink_logits; /**< [Hq] learned attention sinks, or null */
   float softmax_scale;      /**< 0: the model's */
   int32_t sliding_window;   /**< tokens that a query sees, itself included; 0: the model's; -1: all */
@@ -634,18 +698,10 @@ typedef struct kvq_prefill_args {
 } kvq_prefill_args;
 
 /** Enqueues the attention of one layer's new tokens. */
-KVQ_API kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_prefill_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                    const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Dequantize: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
-
-typedef struct kvq_dequantize_plan kvq_dequantize_plan;
-
-/** Finds the kernel for a layer's format on the current device. */
-KVQ_API kvq_status kvq_dequantize_plan_create(const kvq_model* model, int32_t layer, kvq_dequantize_plan** plan,
-                                              kvq_error* error);
-KVQ_API void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan);
-KVQ_API kvq_status kvq_dequantize_plan_kernel(const kvq_dequantize_plan* plan, kvq_kernel_info* info, kvq_error* error);
 
 typedef enum kvq_dequantize_flags {
   KVQ_DEQUANTIZE_ROTATED = 1 /**< rows as they are stored: rotated, center subtracted */
@@ -668,7 +724,7 @@ typedef struct kvq_dequantize_args {
 
 /** Enqueues the dequantization of one layer's tokens, in the basis of the served model's rows: rotations and centers
  * that are not folded are undone. */
-KVQ_API kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, int32_t layer,
+KVQ_API kvq_status kvq_dequantize_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                       const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Self-test ---- */

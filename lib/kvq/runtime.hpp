@@ -50,7 +50,7 @@ using Owner = std::unique_ptr<T, Destroyer<T, kDestroy>>;
 
 }  // namespace detail
 
-/// One rank's part of an artifact, on the host.
+/// One rank's part of an artifact, on the host. Owners may be destroyed in any order.
 class Model {
  public:
   Model(const std::string& path, const kvq_model_options& options) {
@@ -74,6 +74,13 @@ class Model {
     std::size_t bytes = 0;
     call(kvq_model_device_bytes, get(), &bytes);
     return bytes;
+  }
+
+  /// Memory of this model, a cache, and calls; see kvq_memory_estimate().
+  kvq_memory memory(const kvq_memory_options& options) const {
+    auto memory = init<kvq_memory>();
+    call(kvq_memory_estimate, get(), &options, &memory);
+    return memory;
   }
 
   /// Folds a layer's values or keys into the caller's weights; see kvq_fold_values() and kvq_fold_keys().
@@ -159,108 +166,59 @@ class Cache {
   detail::Owner<kvq_cache, kvq_cache_destroy> handle_;
 };
 
-class WritePlan {
+/// The kernels of all layers of a model on the current device.
+class Plan {
  public:
-  /// @param flags  KVQ_PLAN_...
-  WritePlan(const Model& model, std::int32_t layer, std::uint32_t flags = 0) {
-    auto options = init<kvq_write_options>();
-    options.flags = flags;
-    kvq_write_plan* plan = nullptr;
-    call(kvq_write_plan_create, model.get(), layer, &options, &plan);
+  Plan(const Model& model, const kvq_plan_options& options) {
+    kvq_plan* plan = nullptr;
+    call(kvq_plan_create, model.get(), &options, &plan);
     handle_.reset(plan);
   }
-  const kvq_write_plan* get() const noexcept { return handle_.get(); }
-  kvq_kernel_info kernel() const {
+  /// Writes, decode steps of up to max_batch sequences, and dequantization; no prefill.
+  Plan(const Model& model, std::int32_t max_batch) : Plan(model, decode_options(max_batch)) {}
+  const kvq_plan* get() const noexcept { return handle_.get(); }
+
+  /// The kernel of a layer. @param kernel  kvq_kernel
+  kvq_kernel_info kernel(std::int32_t layer, std::int32_t kernel) const {
     auto info = init<kvq_kernel_info>();
-    call(kvq_write_plan_kernel, get(), &info);
+    call(kvq_plan_kernel, get(), layer, kernel, &info);
     return info;
   }
-  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_write_args& args, kvq_stream stream,
-                               kvq_error* error = nullptr) const noexcept {
+  /// Bytes of workspace that suffice for the calls of all layers. @param kernel  KVQ_KERNEL_DECODE or _PREFILL
+  std::size_t workspace_bytes(std::int32_t kernel) const {
+    std::size_t bytes = 0;
+    call(kvq_plan_workspace_bytes, get(), kernel, &bytes);
+    return bytes;
+  }
+
+  [[nodiscard]] kvq_status write(const Cache& cache, std::int32_t layer, const kvq_write_args& args, kvq_stream stream,
+                                 kvq_error* error = nullptr) const noexcept {
     return kvq_write_run(get(), cache.get(), layer, &args, stream, error);
   }
-
- private:
-  detail::Owner<kvq_write_plan, kvq_write_plan_destroy> handle_;
-};
-
-class DecodePlan {
- public:
-  /// @param flags  KVQ_PLAN_...
-  DecodePlan(const Model& model, std::int32_t layer, std::int32_t max_batch, std::uint32_t flags = 0) {
-    auto options = init<kvq_decode_options>();
-    options.max_batch = max_batch, options.flags = flags;
-    kvq_decode_plan* plan = nullptr;
-    call(kvq_decode_plan_create, model.get(), layer, &options, &plan);
-    handle_.reset(plan);
-  }
-  const kvq_decode_plan* get() const noexcept { return handle_.get(); }
-  kvq_kernel_info kernel() const {
-    auto info = init<kvq_kernel_info>();
-    call(kvq_decode_plan_kernel, get(), &info);
-    return info;
-  }
-  std::size_t workspace_bytes() const {
-    std::size_t bytes = 0;
-    call(kvq_decode_workspace_bytes, get(), &bytes);
-    return bytes;
-  }
-  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_decode_args& args, kvq_stream stream,
-                               kvq_error* error = nullptr) const noexcept {
+  [[nodiscard]] kvq_status decode(const Cache& cache, std::int32_t layer, const kvq_decode_args& args,
+                                  kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_decode_run(get(), cache.get(), layer, &args, stream, error);
   }
-
- private:
-  detail::Owner<kvq_decode_plan, kvq_decode_plan_destroy> handle_;
-};
-
-class PrefillPlan {
- public:
-  PrefillPlan(const Model& model, std::int32_t layer, const kvq_prefill_options& options) {
-    kvq_prefill_plan* plan = nullptr;
-    call(kvq_prefill_plan_create, model.get(), layer, &options, &plan);
-    handle_.reset(plan);
+  [[nodiscard]] kvq_status append(const Cache& cache, std::int32_t layer, const kvq_append_args& args,
+                                  kvq_stream stream, kvq_error* error = nullptr) const noexcept {
+    return kvq_append_run(get(), cache.get(), layer, &args, stream, error);
   }
-  const kvq_prefill_plan* get() const noexcept { return handle_.get(); }
-  kvq_kernel_info kernel() const {
-    auto info = init<kvq_kernel_info>();
-    call(kvq_prefill_plan_kernel, get(), &info);
-    return info;
-  }
-  std::size_t workspace_bytes() const {
-    std::size_t bytes = 0;
-    call(kvq_prefill_workspace_bytes, get(), &bytes);
-    return bytes;
-  }
-  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_prefill_args& args, kvq_stream stream,
-                               kvq_error* error = nullptr) const noexcept {
+  [[nodiscard]] kvq_status prefill(const Cache& cache, std::int32_t layer, const kvq_prefill_args& args,
+                                   kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_prefill_run(get(), cache.get(), layer, &args, stream, error);
   }
-
- private:
-  detail::Owner<kvq_prefill_plan, kvq_prefill_plan_destroy> handle_;
-};
-
-class DequantizePlan {
- public:
-  DequantizePlan(const Model& model, std::int32_t layer) {
-    kvq_dequantize_plan* plan = nullptr;
-    call(kvq_dequantize_plan_create, model.get(), layer, &plan);
-    handle_.reset(plan);
-  }
-  const kvq_dequantize_plan* get() const noexcept { return handle_.get(); }
-  kvq_kernel_info kernel() const {
-    auto info = init<kvq_kernel_info>();
-    call(kvq_dequantize_plan_kernel, get(), &info);
-    return info;
-  }
-  [[nodiscard]] kvq_status run(const Cache& cache, std::int32_t layer, const kvq_dequantize_args& args,
-                               kvq_stream stream, kvq_error* error = nullptr) const noexcept {
+  [[nodiscard]] kvq_status dequantize(const Cache& cache, std::int32_t layer, const kvq_dequantize_args& args,
+                                      kvq_stream stream, kvq_error* error = nullptr) const noexcept {
     return kvq_dequantize_run(get(), cache.get(), layer, &args, stream, error);
   }
 
  private:
-  detail::Owner<kvq_dequantize_plan, kvq_dequantize_plan_destroy> handle_;
+  static kvq_plan_options decode_options(std::int32_t max_batch) noexcept {
+    auto options = init<kvq_plan_options>();
+    options.max_batch = max_batch;
+    return options;
+  }
+  detail::Owner<kvq_plan, kvq_plan_destroy> handle_;
 };
 
 }  // namespace kvq::runtime

@@ -42,9 +42,8 @@ LARGE_BYTES = 1 << 20
 COLUMNS, README_LINES = 120, 130
 ENGINE_HAS = (
     "kvq_stream stream, void* memory, void* cache_memory, void* buffer, int32_t num_layers, int32_t num_pages, "
-    "const kvq_layer_pools* pools, kvq_cache* cache, kvq_write_plan* write_plan, kvq_decode_plan* decode_plan, "
-    "const kvq_sequences* sequences, const int32_t* page_numbers, "
-    "kvq_step_args step, kvq_write_args write, kvq_decode_args decode"
+    "const kvq_layer_pools* pools, kvq_cache* cache, const kvq_sequences* sequences, const int32_t* page_numbers, "
+    "kvq_step_args step, kvq_append_args append"
 )
 
 pytestmark = pytest.mark.skipif(not README.exists(), reason="there is no README.md")

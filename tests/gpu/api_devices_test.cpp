@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 using namespace kvq;
@@ -169,20 +168,15 @@ TEST_CASE("What belongs to one device is refused on another one", "[runtime][gpu
     CHECK(status == KVQ_INVALID_ARGUMENT);
     CHECK(error.message == call + ": the plan was made on device 1, the cache is on 0");
   };
-  auto options = runtime::init<kvq_prefill_options>();
-  options.max_batch = options.max_queries = options.max_keys = 1;
-  const auto plans = [&] {
+  const runtime::Plan plan = [&] {
     const Current current(1);
-    const runtime::Model& model = *second->engine.model;
-    return std::tuple(runtime::WritePlan(model, 0), runtime::DecodePlan(model, 0, 1),
-                      runtime::PrefillPlan(model, 0, options), runtime::DequantizePlan(model, 0));
+    return runtime::Plan(*second->engine.model, plan_options(1, 1, 1));
   }();
-  const auto& [write, decode, prefill, dequantize] = plans;
   const runtime::Cache& cache = first->runner->cache.handle();
-  refused(write.run(cache, 0, first->runner->cache.write_args(), nullptr, &error), "write");
-  refused(decode.run(cache, 0, first->runner->cache.decode_args(), nullptr, &error), "decode");
-  refused(prefill.run(cache, 0, runtime::init<kvq_prefill_args>(), nullptr, &error), "prefill");
-  refused(dequantize.run(cache, 0, runtime::init<kvq_dequantize_args>(), nullptr, &error), "dequantize");
+  refused(plan.write(cache, 0, first->runner->cache.write_args(), nullptr, &error), "write");
+  refused(plan.decode(cache, 0, first->runner->cache.decode_args(), nullptr, &error), "decode");
+  refused(plan.prefill(cache, 0, runtime::init<kvq_prefill_args>(), nullptr, &error), "prefill");
+  refused(plan.dequantize(cache, 0, runtime::init<kvq_dequantize_args>(), nullptr, &error), "dequantize");
 
   // The refused calls have changed nothing.
   for (OnDevice* d : {first.get(), second.get()}) {

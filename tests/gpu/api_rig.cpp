@@ -112,6 +112,14 @@ void expect_ok(kvq_status status, const kvq_error& error) {
   if (status != KVQ_OK) throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + error.message);
 }
 
+kvq_plan_options plan_options(std::int32_t batch, std::int32_t queries, std::int32_t keys) {
+  auto options = runtime::init<kvq_plan_options>();
+  options.max_batch = batch;
+  if (queries > 0)
+    options.max_prefill_batch = batch, options.max_prefill_queries = queries, options.max_prefill_keys = keys;
+  return options;
+}
+
 Engine::Engine(const Artifact& artifact, kvq_model_options options, std::uint32_t fold) {
   std::string pattern = (std::filesystem::temp_directory_path() / "kvq-engine-XXXXXX").string();
   if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make a temporary folder");
@@ -141,9 +149,8 @@ LayerRunner::LayerRunner(const Engine& engine, std::int32_t layer, const runtime
       layer_(layer),
       plan_(layer_of(*engine.model, layer)),
       stream_(stream),
-      write_(*engine.model, layer),
-      decode_(*engine.model, layer, options.max_sequences),
-      workspace_(decode_.workspace_bytes()),
+      kernels_(*engine.model, plan_options(options.max_sequences)),
+      workspace_(kernels_.workspace_bytes(KVQ_KERNEL_DECODE)),
       out_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads * info.head_dim) * 2),
       lse_(static_cast<std::size_t>(options.max_sequences * info.num_q_heads) * 4) {}
 
@@ -198,11 +205,11 @@ void LayerRunner::run() {
   auto error = runtime::init<kvq_error>();
   kvq_write_args write = cache.write_args();
   write.k = k_.get(), write.v = v_.get();
-  expect_ok(write_.run(cache.handle(), layer_, write, stream_, &error), error);
+  expect_ok(kernels_.write(cache.handle(), layer_, write, stream_, &error), error);
   kvq_decode_args decode = cache.decode_args();
-  decode.q = q_.get(), decode.out = out_.get(), decode.lse = lse_.get<float>();
+  decode.q = q_.get(), decode.out = out_.get(), decode.lse_natural = lse_.get<float>();
   decode.workspace = workspace_.get(), decode.workspace_bytes = workspace_.bytes();
-  expect_ok(decode_.run(cache.handle(), layer_, decode, stream_, &error), error);
+  expect_ok(kernels_.decode(cache.handle(), layer_, decode, stream_, &error), error);
 }
 
 std::vector<std::uint16_t> LayerRunner::results() {

@@ -15,6 +15,9 @@
 /// A small engine that uses the public interface only.
 namespace kvq::test {
 
+/// Options of a plan with decode; with prefill if queries is above 0.
+kvq_plan_options plan_options(std::int32_t batch, std::int32_t queries = 0, std::int32_t keys = 0);
+
 /// A served artifact in a file, loaded and uploaded.
 struct Engine {
   /// @param fold  KVQ_FOLD_... of the layers whose keys have scales
@@ -64,8 +67,7 @@ class LayerRunner {
   std::int32_t layer_;
   const LayerPlan& plan_;
   kvq_stream stream_;
-  runtime::WritePlan write_;
-  runtime::DecodePlan decode_;
+  runtime::Plan kernels_;
   DeviceMemory workspace_, out_, lse_, q_, k_, v_;
   std::size_t batch_ = 0;
   bool scaled_ = false;

@@ -248,12 +248,13 @@ TEST_CASE("The same in formats that have no row in variants.json", "[runtime][gp
   auto options = runtime::init<kvq_model_options>();
   options.page_size = 16, options.max_step_tokens = 6;
   const Engine engine(artifact, options);
+  const runtime::Plan plan(*engine.model, plan_options(4));
   for (const int layer : {0, 1, 2, 4, 5}) {
-    CHECK(std::string(runtime::WritePlan(*engine.model, layer).kernel().name) == "quantize_write_generic_bf16");
-    const kvq_kernel_info decode = runtime::DecodePlan(*engine.model, layer, 4).kernel();
+    CHECK(std::string(plan.kernel(layer, KVQ_KERNEL_WRITE).name) == "quantize_write_generic_bf16");
+    const kvq_kernel_info decode = plan.kernel(layer, KVQ_KERNEL_DECODE);
     CHECK(std::string(decode.name) == "decode_generic_bf16");
     CHECK(decode.tuned == 0);
-    CHECK(runtime::DequantizePlan(*engine.model, layer).kernel().tuned == 0);
+    CHECK(plan.kernel(layer, KVQ_KERNEL_DEQUANTIZE).tuned == 0);
     check_growth(engine, artifact, layer, windows);
   }
 }
@@ -321,16 +322,16 @@ TEST_CASE("A rank of a tensor parallel group attends with its heads", "[runtime]
       const DeviceMemory q =
           to_device<std::uint16_t>(cut(all.query(9, 111), runner.info.first_q_head, runner.info.num_q_heads), nullptr);
       REQUIRE(runner.cache.step(std::vector<Growth>{{sequence, 111}}, nullptr));
-      const runtime::WritePlan write(*part.model, layer);
-      const runtime::DecodePlan decode(*part.model, layer, 1);
-      const DeviceMemory workspace(decode.workspace_bytes()), out(static_cast<std::size_t>(16 / size) * 256);
+      const runtime::Plan plan(*part.model, plan_options(1));
+      const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)),
+          out(static_cast<std::size_t>(16 / size) * 256);
       auto error = runtime::init<kvq_error>();
       kvq_write_args w = runner.cache.write_args();
       w.k = d_k.get(), w.v = d_v.get();
-      expect_ok(write.run(runner.cache.handle(), layer, w, nullptr, &error), error);
+      expect_ok(plan.write(runner.cache.handle(), layer, w, nullptr, &error), error);
       kvq_decode_args d = runner.cache.decode_args();
       d.q = q.get(), d.out = out.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
-      expect_ok(decode.run(runner.cache.handle(), layer, d, nullptr, &error), error);
+      expect_ok(plan.decode(runner.cache.handle(), layer, d, nullptr, &error), error);
       std::vector<std::uint16_t> found(static_cast<std::size_t>(16 / size) * 128);
       to_host<std::uint16_t>(out, found, nullptr);
       const std::vector<float> mine = floats(found),
@@ -373,9 +374,8 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
     runner->step(std::vector<Growth>{{0, 60}});
   }
 
-  const runtime::WritePlan write(*engine.model, 0);
-  const runtime::DecodePlan decode(*engine.model, 0, 1);
-  const DeviceMemory workspace(decode.workspace_bytes());
+  const runtime::Plan plan(*engine.model, plan_options(1));
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE));
   const DeviceMemory k(4 * 256), v(4 * 256), q(16 * 256), out(16 * 256), slot(8), window(8);
   const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{61}, s.stream),
                      indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, 1}, s.stream);
@@ -400,11 +400,11 @@ TEST_CASE("A whole step can be captured and replayed with other lengths", "[runt
     auto w = runtime::init<kvq_write_args>();
     w.num_tokens = 1, w.k = k.get(), w.v = v.get(), w.slot_mapping = a.slot_mapping,
     w.window_mapping = a.window_mapping;
-    expect_ok(write.run(replayed.cache.handle(), 0, w, s.stream, &error), error);
+    expect_ok(plan.write(replayed.cache.handle(), 0, w, s.stream, &error), error);
     auto d = runtime::init<kvq_decode_args>();
     d.sequences = &sequences, d.q = q.get(), d.out = out.get();
     d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
-    expect_ok(decode.run(replayed.cache.handle(), 0, d, s.stream, &error), error);
+    expect_ok(plan.decode(replayed.cache.handle(), 0, d, s.stream, &error), error);
   };
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
@@ -446,13 +446,13 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
     for (int t = 0; t < kPrefix; ++t) expected.grow(plan, floats(runner.key(5, t)), floats(runner.value(5, t)));
     auto error = runtime::init<kvq_error>();
 
-    const runtime::DequantizePlan dequantize(*engine.model, layer);
+    const runtime::Plan kernels(*engine.model, plan_options(1, kChunk, kPrefix + kChunk));
     const DeviceMemory k(kPrefix * 1024), v(kPrefix * 1024),
         rows_indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, kPrefix}, nullptr);
     auto d = runtime::init<kvq_dequantize_args>();
     d.sequences = &runner.cache.sequences(), d.num_rows = kPrefix, d.out_indptr = rows_indptr.get<std::int32_t>();
     d.k = k.get(), d.v = v.get();
-    expect_ok(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error), error);
+    expect_ok(kernels.dequantize(runner.cache.handle(), layer, d, nullptr, &error), error);
     std::vector<std::uint16_t> rows(kPrefix * 512);
     for (const Side side : kSides) {
       to_host<std::uint16_t>(side == Side::v ? v : k, rows, nullptr);
@@ -465,9 +465,6 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
       CHECK(relative_error(floats(rows), wanted) < 8e-3);
     }
 
-    auto options = runtime::init<kvq_prefill_options>();
-    options.max_batch = 1, options.max_queries = kChunk, options.max_keys = kPrefix + kChunk;
-    const runtime::PrefillPlan prefill(*engine.model, layer, options);
     std::vector<std::uint16_t> new_q, new_k, new_v;
     for (int t = kPrefix; t < kPrefix + kChunk; ++t) {
       const auto one_q = runner.query(5, t), one_k = runner.key(5, t), one_v = runner.value(5, t);
@@ -477,12 +474,12 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
     const DeviceMemory d_q = to_device<std::uint16_t>(new_q, nullptr), d_k = to_device<std::uint16_t>(new_k, nullptr),
                        d_v = to_device<std::uint16_t>(new_v, nullptr);
     const DeviceMemory indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, kChunk}, nullptr);
-    const DeviceMemory workspace(prefill.workspace_bytes()), out(kChunk * 4096);
+    const DeviceMemory workspace(kernels.workspace_bytes(KVQ_KERNEL_PREFILL)), out(kChunk * 4096);
     auto p = runtime::init<kvq_prefill_args>();
     p.sequences = &runner.cache.sequences(), p.num_tokens = kChunk, p.q_indptr = indptr.get<std::int32_t>();
     p.q = d_q.get(), p.k = d_k.get(), p.v = d_v.get(), p.out = out.get();
     p.workspace = workspace.get(), p.workspace_bytes = workspace.bytes();
-    expect_ok(prefill.run(runner.cache.handle(), layer, p, nullptr, &error), error);
+    expect_ok(kernels.prefill(runner.cache.handle(), layer, p, nullptr, &error), error);
     std::vector<std::uint16_t> found(kChunk * 2048);
     to_host<std::uint16_t>(out, found, nullptr);
     for (int i = 0; i < kChunk; ++i) {
@@ -495,10 +492,10 @@ TEST_CASE("Cached rows come back as the model gave them, and chunks attend over 
             (transformed ? 2e-2 : 1e-2));  // transforms: larger scores, of 16-bit keys
     }
     --p.workspace_bytes;
-    CHECK(prefill.run(runner.cache.handle(), layer, p, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(kernels.prefill(runner.cache.handle(), layer, p, nullptr, &error) == KVQ_INVALID_ARGUMENT);
     CHECK_THAT(error.message, Contains("expected a workspace of"));
     d.flags = 4;
-    CHECK(dequantize.run(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(kernels.dequantize(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
     CHECK_THAT(error.message, Contains("unknown bits in 0x4"));
   }
 }
@@ -508,9 +505,8 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   LayerRunner runner(engine, 0, {.num_pages = 8, .max_sequences = 2, .max_tokens = 100}, nullptr);
   runner.cache.create();
   REQUIRE(runner.begin(std::vector<Growth>{{0, 30}}));
-  const runtime::WritePlan write(*engine.model, 0);
-  const runtime::DecodePlan decode(*engine.model, 0, 2);
-  const DeviceMemory workspace(decode.workspace_bytes()), rows(1 << 20);
+  const runtime::Plan plan(*engine.model, plan_options(2)), without(*engine.model, runtime::init<kvq_plan_options>());
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)), rows(1 << 20);
   auto error = runtime::init<kvq_error>();
   const auto decode_refusal = [&](int layer, auto change) {
     struct : kvq_decode_args, kvq_sequences {
@@ -518,7 +514,7 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
     d.kvq_decode_args::sequences = &d;
     d.q = d.out = rows.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     change(d);
-    CHECK(decode.run(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(plan.decode(runner.cache.handle(), layer, d, nullptr, &error) == KVQ_INVALID_ARGUMENT);
     return std::string(error.message);
   };
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.batch = 3; }), Contains("batch is 3, the plan's max_batch 2"));
@@ -531,18 +527,16 @@ TEST_CASE("Calls that cannot be are refused before anything is launched", "[runt
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.sequences = nullptr; }), Contains("sequences must not be null"));
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.q = nullptr; }), Contains("must not be null"));
   CHECK_THAT(decode_refusal(0, [](auto& d) { d.page_table_stride = 0; }), Contains("page_table_stride is 0"));
-  CHECK_THAT(decode_refusal(6, [](auto&) {}), Contains("layer: expected 0 to 5, found 6"));
-  CHECK_THAT(decode_refusal(2, [](auto&) {}), Contains("layer 2 has another format"));
+  CHECK_THAT(decode_refusal(6, [](auto&) {}), Contains("layer: expected 0 to 5 (of the cache), found 6"));
   const auto write_refusal = [&](int layer, auto change) {
     kvq_write_args w = runner.cache.write_args();
     w.k = w.v = rows.get();
     change(w);
-    CHECK(write.run(runner.cache.handle(), layer, w, nullptr, &error) != KVQ_OK);
+    CHECK(plan.write(runner.cache.handle(), layer, w, nullptr, &error) != KVQ_OK);
     return std::string(error.message);
   };
   CHECK_THAT(write_refusal(0, [](auto& w) { w.window_mapping = nullptr; }), Contains("need a window_mapping"));
   CHECK_THAT(write_refusal(0, [](auto& w) { w.num_tokens = -1; }), Contains("-1 tokens"));
-  CHECK_THAT(write_refusal(1, [](auto&) {}), Contains("another format"));
   CHECK_THAT(write_refusal(0, [](auto& w) { w.k_token_stride = 8; }), Contains("k: rows"));
   // The device model's own memory is checked, too.
   kvq_device_model* device_model = nullptr;

@@ -67,11 +67,8 @@ class FaultRig {
       : engine_(artifact, small_pages()),
         layer_(layer),
         info_(engine_.model->layer(layer)),
-        write_(*engine_.model, layer),
-        decode_(*engine_.model, layer, 3),
-        prefill_(*engine_.model, layer, prefill_options()),
-        dequantize_(*engine_.model, layer),
-        workspace_(std::max(decode_.workspace_bytes(), prefill_.workspace_bytes())) {
+        plan_(*engine_.model, plan_options(3, 6, 110)),
+        workspace_(std::max(plan_.workspace_bytes(KVQ_KERNEL_DECODE), plan_.workspace_bytes(KVQ_KERNEL_PREFILL))) {
     auto options = runtime::init<kvq_cache_options>();
     options.num_pages = kPages, options.num_sink_slots = options.num_ring_slots = kSlots;
     std::vector<kvq_layer_pools> pools;
@@ -97,9 +94,9 @@ class FaultRig {
     const DeviceMemory queries = to_device<std::uint16_t>(q, nullptr);
     const DeviceMemory out(3 * row() * 2), lse(static_cast<std::size_t>(3 * info_.num_q_heads) * 4);
     auto d = runtime::init<kvq_decode_args>();
-    d.sequences = &tables.s, d.q = queries.get(), d.out = out.get(), d.lse = lse.get<float>();
+    d.sequences = &tables.s, d.q = queries.get(), d.out = out.get(), d.lse_natural = lse.get<float>();
     d.workspace = workspace_.get(), d.workspace_bytes = workspace_.bytes();
-    ok(decode_.run(*cache_, layer_, d, nullptr, &error_));
+    ok(plan_.decode(*cache_, layer_, d, nullptr, &error_));
     lse_.resize(static_cast<std::size_t>(3 * info_.num_q_heads));
     to_host<float>(lse, lse_, nullptr);
     return read(out, 3 * row());
@@ -123,7 +120,7 @@ class FaultRig {
     p.num_tokens = static_cast<std::int32_t>(tokens), p.q_indptr = starts.get<std::int32_t>();
     p.q = q.get(), p.k = k.get(), p.v = v.get(), p.out = out.get();
     p.workspace = workspace_.get(), p.workspace_bytes = workspace_.bytes();
-    ok(prefill_.run(*cache_, layer_, p, nullptr, &error_));
+    ok(plan_.prefill(*cache_, layer_, p, nullptr, &error_));
     return read(out, tokens * row());
   }
   std::vector<float> dequantize(const Tables& t, const std::vector<std::int32_t>& indptr) {
@@ -134,7 +131,7 @@ class FaultRig {
     auto d = runtime::init<kvq_dequantize_args>();
     d.sequences = &tables.s, d.num_rows = 203, d.out_indptr = starts.get<std::int32_t>();
     d.k = k.get(), d.v = v.get();
-    ok(dequantize_.run(*cache_, layer_, d, nullptr, &error_));
+    ok(plan_.dequantize(*cache_, layer_, d, nullptr, &error_));
     return read(k, 203 * kv);
   }
   struct Mappings {
@@ -159,7 +156,7 @@ class FaultRig {
     auto w = runtime::init<kvq_write_args>();
     w.num_tokens = static_cast<std::int32_t>(m.slots.size()), w.k = keys.get(), w.v = values.get();
     w.slot_mapping = slots.get<std::int64_t>(), w.window_mapping = windows.get<std::int64_t>();
-    ok(write_.run(*cache_, layer_, w, nullptr, &error_));
+    ok(plan_.write(*cache_, layer_, w, nullptr, &error_));
     check_cuda(cudaDeviceSynchronize(), "write");
   }
   void copy(std::int32_t kind, const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to) {
@@ -217,11 +214,6 @@ class FaultRig {
     options.page_size = 32, options.max_step_tokens = 4;
     return options;
   }
-  static kvq_prefill_options prefill_options() {
-    auto options = runtime::init<kvq_prefill_options>();
-    options.max_batch = 3, options.max_queries = 6, options.max_keys = 110;
-    return options;
-  }
   void* take(std::int64_t bytes) {
     memory_.emplace_back(static_cast<std::size_t>(bytes));
     if (bytes > 0) check_cuda(cudaMemset(memory_.back().get(), 0xFF, memory_.back().bytes()), "cudaMemset");
@@ -243,10 +235,7 @@ class FaultRig {
   Engine engine_;
   int layer_;
   kvq_layer_info info_;
-  runtime::WritePlan write_;
-  runtime::DecodePlan decode_;
-  runtime::PrefillPlan prefill_;
-  runtime::DequantizePlan dequantize_;
+  runtime::Plan plan_;
   DeviceMemory workspace_;
   std::vector<DeviceMemory> memory_;
   std::unique_ptr<runtime::Cache> cache_;

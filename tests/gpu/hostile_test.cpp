@@ -64,10 +64,7 @@ struct HostileRig {
   Engine engine;
   int layer;
   kvq_layer_info info;
-  runtime::WritePlan write;
-  runtime::DecodePlan decode;
-  runtime::PrefillPlan prefill;
-  runtime::DequantizePlan dequantize;
+  runtime::Plan plan;
   std::vector<DeviceMemory> memory = {};
   std::unique_ptr<runtime::Cache> cache;
   DeviceMemory workspace, q, k, v, out, lse, slots, windows, buffer;
@@ -77,20 +74,12 @@ struct HostileRig {
     options.page_size = kPageSize, options.max_step_tokens = 4;
     return options;
   }
-  static kvq_prefill_options prefill_options() {
-    auto options = runtime::init<kvq_prefill_options>();
-    options.max_batch = kBatch, options.max_queries = 16, options.max_keys = 100;
-    return options;
-  }
   explicit HostileRig(int of_layer)
       : engine(artifact, model_options()),
         layer(of_layer),
         info(engine.model->layer(layer)),
-        write(*engine.model, layer),
-        decode(*engine.model, layer, kBatch),
-        prefill(*engine.model, layer, prefill_options()),
-        dequantize(*engine.model, layer),
-        workspace(std::max(decode.workspace_bytes(), prefill.workspace_bytes())),
+        plan(*engine.model, plan_options(kBatch, 16, 100)),
+        workspace(std::max(plan.workspace_bytes(KVQ_KERNEL_DECODE), plan.workspace_bytes(KVQ_KERNEL_PREFILL))),
         q(rows(info.num_q_heads)),
         k(rows(info.num_kv_heads)),
         v(rows(info.num_kv_heads)),
@@ -184,24 +173,32 @@ struct HostileRig {
       if (h.chance(arguments)) w.window_mapping = nullptr;
     }
     done("write",
-         write.run(*cache, pointers && h.chance(12) ? static_cast<int>(h.number()) : layer, w, nullptr, &error));
+         plan.write(*cache, pointers && h.chance(12) ? static_cast<int>(h.number()) : layer, w, nullptr, &error));
 
     auto d = runtime::init<kvq_decode_args>();
-    d.sequences = &s, d.q = q.get(), d.out = out.get(), d.lse = lse.get<float>();
+    d.sequences = &s, d.q = q.get(), d.out = out.get(), d.lse_natural = lse.get<float>();
     d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     if (pointers) {
-      h.spoil(d.q, arguments), h.spoil(d.out, arguments), h.spoil(d.lse, arguments), h.spoil(d.workspace, arguments);
+      h.spoil(d.q, arguments), h.spoil(d.out, arguments), h.spoil(d.lse_natural, arguments),
+          h.spoil(d.workspace, arguments);
       if (h.chance(arguments)) d.workspace_bytes = 5;
       if (h.chance(arguments)) d.q_stride = h.chance(2) ? 8 : -8;
       if (h.chance(arguments)) d.softmax_scale = h.chance(2) ? std::numeric_limits<float>::quiet_NaN() : -1.0f;
       if (h.chance(arguments)) d.sliding_window = h.chance(2) ? 7 : -9;
     }
-    done("decode", decode.run(*cache, layer, d, nullptr, &error));
+    done("decode", plan.decode(*cache, layer, d, nullptr, &error));
+
+    auto ap = runtime::init<kvq_append_args>();
+    ap.sequences = d.sequences, ap.q = d.q, ap.k = w.k, ap.v = w.v, ap.out = d.out, ap.lse_natural = d.lse_natural;
+    ap.q_stride = d.q_stride, ap.k_stride = w.k_token_stride, ap.v_stride = w.v_token_stride;
+    ap.slot_mapping = w.slot_mapping, ap.window_mapping = w.window_mapping, ap.softmax_scale = d.softmax_scale;
+    ap.sliding_window = d.sliding_window, ap.workspace = d.workspace, ap.workspace_bytes = d.workspace_bytes;
+    done("append", plan.append(*cache, layer, ap, nullptr, &error));
 
     auto p = runtime::init<kvq_prefill_args>();
     p.sequences = &s, p.prefix_lens = h.chance(3) ? nullptr : prefixes.get<std::int32_t>();
     p.num_tokens = kTokens, p.q_indptr = token_indptr.get<std::int32_t>();
-    p.q = q.get(), p.k = k.get(), p.v = v.get(), p.out = out.get(), p.lse = lse.get<float>();
+    p.q = q.get(), p.k = k.get(), p.v = v.get(), p.out = out.get(), p.lse_natural = lse.get<float>();
     p.workspace = workspace.get(), p.workspace_bytes = workspace.bytes();
     if (pointers) {
       h.spoil(p.q, arguments), h.spoil(p.k, arguments), h.spoil(p.v, arguments), h.spoil(p.out, arguments);
@@ -210,7 +207,7 @@ struct HostileRig {
       if (h.chance(arguments)) p.num_tokens = -1;
       if (h.chance(arguments)) p.workspace_bytes = 0;
     }
-    done("prefill", prefill.run(*cache, layer, p, nullptr, &error));
+    done("prefill", plan.prefill(*cache, layer, p, nullptr, &error));
 
     auto r = runtime::init<kvq_dequantize_args>();
     r.sequences = &s, r.num_rows = 30, r.out_indptr = out_indptr.get<std::int32_t>();
@@ -222,7 +219,7 @@ struct HostileRig {
       if (h.chance(arguments)) r.num_rows = -4;
       if (h.chance(arguments)) r.out_indptr = nullptr;
     }
-    done("dequantize", dequantize.run(*cache, layer, r, nullptr, &error));
+    done("dequantize", plan.dequantize(*cache, layer, r, nullptr, &error));
 
     auto c = runtime::init<kvq_copy_args>();
     c.kind = static_cast<std::int32_t>(h.chance(2) ? KVQ_COPY_PAGES : KVQ_COPY_RINGS), c.count = 2;

@@ -66,8 +66,8 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
   auto error = runtime::init<kvq_error>();
 
   // Decode: lengths, tables, pages and exact rows are late.
-  const runtime::DecodePlan decode(*engine.model, layer, 2);
-  const DeviceMemory workspace(decode.workspace_bytes()), out(expected.size() * 2);
+  const runtime::Plan plan(*engine.model, plan_options(2));
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)), out(expected.size() * 2);
   std::vector<std::uint16_t> q = runner.query(1, 90), more = runner.query(2, 300);
   q.insert(q.end(), more.begin(), more.end());
   const DeviceMemory queries = to_device<std::uint16_t>(q, nullptr);
@@ -79,7 +79,7 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
     auto d = runner.cache.decode_args();
     d.q = queries.get(), d.out = out.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
     after_slow({&lengths, &table, &slots, &late_pages, &late_rings, &late_queries},
-               [&] { expect_ok(decode.run(runner.cache.handle(), layer, d, stream, &error), error); });
+               [&] { expect_ok(plan.decode(runner.cache.handle(), layer, d, stream, &error), error); });
     std::vector<std::uint16_t> found(expected.size());
     to_host<std::uint16_t>(out, found, nullptr);
     CHECK(found == expected);
@@ -87,7 +87,6 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
   CHECK(runner.cache.handle().fault(nullptr).code == KVQ_FAULT_NONE);
 
   // Write: rows and mappings are late.
-  const runtime::WritePlan write(*engine.model, layer);
   std::vector<std::uint16_t> k, v;
   for (const auto& [sequence, tokens] : {std::pair{1, 90}, std::pair{2, 300}})
     for (int t = 0; t < tokens; ++t) {
@@ -104,7 +103,7 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
     const LateMemory late_keys(keys.get(), keys.bytes(), 0xFF), late_values(values.get(), values.bytes(), 0xFF),
         slots(writable(w.slot_mapping), 390 * 8, 0xFF), windows(writable(w.window_mapping), 390 * 8, 0xFF);
     after_slow({&late_keys, &late_values, &slots, &windows},
-               [&] { expect_ok(write.run(runner.cache.handle(), layer, w, stream, &error), error); });
+               [&] { expect_ok(plan.write(runner.cache.handle(), layer, w, stream, &error), error); });
     CHECK((bytes_at(runner.cache.pages(layer), pages) == wanted_pages));
     CHECK((bytes_at(runner.cache.rings(layer), rings) == wanted_rings));
   }
@@ -117,20 +116,23 @@ TEST_CASE("Plans without programmatic launch give the same results", "[runtime][
   LayerRunner runner(engine, 0, {.num_pages = 8, .max_sequences = 1, .max_tokens = 200}, nullptr);
   runner.rows = {{runner.cache.create(), 1}};
   const std::vector<std::uint16_t> expected = runner.step(std::vector<Growth>{{0, 150}});
-  const runtime::DecodePlan decode(*engine.model, 0, 1, KVQ_PLAN_NO_OVERLAP);
-  const DeviceMemory workspace(decode.workspace_bytes()), out(expected.size() * 2),
+  kvq_plan_options options = plan_options(1);
+  options.flags = KVQ_PLAN_NO_OVERLAP;
+  const runtime::Plan plan(*engine.model, options);
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)), out(expected.size() * 2),
       queries = to_device<std::uint16_t>(runner.query(1, 150), nullptr);
   auto d = runner.cache.decode_args();
   d.q = queries.get(), d.out = out.get(), d.workspace = workspace.get(), d.workspace_bytes = workspace.bytes();
   auto error = runtime::init<kvq_error>();
-  expect_ok(decode.run(runner.cache.handle(), 0, d, nullptr, &error), error);
+  expect_ok(plan.decode(runner.cache.handle(), 0, d, nullptr, &error), error);
   std::vector<std::uint16_t> found(expected.size());
   to_host<std::uint16_t>(out, found, nullptr);
   CHECK(floats(found).size() == floats(expected).size());
   std::vector<float> wanted = floats(expected);
   CHECK(relative_error(floats(found), std::vector<double>(wanted.begin(), wanted.end())) < 4e-3);
-  CHECK_THROWS_WITH(runtime::DecodePlan(*engine.model, 0, 1, 2), Catch::Matchers::Contains("unknown bits in 0x2"));
-  CHECK_THROWS_WITH(runtime::WritePlan(*engine.model, 0, 2), Catch::Matchers::Contains("unknown bits in 0x2"));
+  options.flags = 2;
+  CHECK_THROWS_WITH(runtime::Plan(*engine.model, options),
+                    Catch::Matchers::Contains("plan: flags: unknown bits in 0x2"));
 }
 
 }  // namespace kvq::test

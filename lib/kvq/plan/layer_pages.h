@@ -8,6 +8,9 @@
 
 namespace kvq {
 
+/// Major version of formats/pages.md, which changes with the meaning of stored bytes.
+constexpr int kPagesMajor = 2;
+
 /// One thing in a side's plan that pages do not hold.
 struct PageFault {
   Side side = Side::k;

@@ -75,7 +75,7 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     return Status::fail(kBad, "decode: out_stride is %lld, expected %lld or more", static_cast<long long>(p.out_stride),
                         static_cast<long long>(out_row));
   if (const Status status = check_numbers("decode", "out", {p.out}, 2); !status.ok()) return status;
-  if (const Status status = check_numbers("decode", "lse, sink_logits, q_indptr, masks, first and last",
+  if (const Status status = check_numbers("decode", "lse_natural, sink_logits, q_indptr, masks, first and last",
                                           {p.lse, p.sink_logits, p.q_indptr, p.token_masks, p.first, p.last}, 4);
       !status.ok())
     return status;

@@ -125,7 +125,8 @@ const LoadedLayer* LoadedModel::find(int layer) const {
 
 LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim) {
   check_claim(claim);
-  const Artifact artifact = load_artifact(path);
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  const Artifact artifact = load_artifact(file);
   constexpr int kMostWindow = 1 << 20;  // because rows of a window slot, and their bytes, are counted in int
   for (const int tokens : {artifact.windows.sink_tokens, artifact.windows.recent_tokens, claim.max_step_tokens})
     if (tokens > kMostWindow)
@@ -141,6 +142,7 @@ LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& clai
       .windows = {},
       .layers = {},
       .image = {},
+      .content_hash = stated_hash(file),
   };
   if (!claim.without_windows) model.windows = artifact.windows;
   for (std::size_t i = 0; i < plans.size(); ++i) {

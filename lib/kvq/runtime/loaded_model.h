@@ -54,6 +54,7 @@ struct LoadedModel {
   Windows windows;
   std::vector<LoadedLayer> layers;  ///< ascending without gaps
   DeviceImage image;
+  std::string content_hash;  ///< of the artifact: "xxh3-128:..."
 
   const LoadedLayer* find(int layer) const;
 };

@@ -36,8 +36,8 @@ struct SavedSequence {
 ///     PagedCache cache(model, device_model, {.num_pages = 100, .max_sequences = 2}, stream);
 ///     const std::int32_t sequence = cache.create();
 ///     cache.step({{{.sequence = sequence, .tokens = 1}}}, stream);
-///     for each layer:  auto w = cache.write_args(), d = cache.decode_args();  set k, v, q, out, workspace;  run both
-///     plans
+///     for each layer:  auto w = cache.write_args(), d = cache.decode_args();  set k, v, q, out, workspace;
+///                      plan.write(cache.handle(), layer, w, stream), plan.decode(cache.handle(), layer, d, stream)
 class PagedCache {
  public:
   /// Allocates on the current device. @throws Error

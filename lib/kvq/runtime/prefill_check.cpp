@@ -94,7 +94,7 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
   if (!cache.ok() || p.cache.batch == 0) return cache;
   if (p.num_tokens < 0) return Status::fail(kBad, "prefill: num_tokens is %d, expected 0 or more", p.num_tokens);
   if (!p.q_indptr) return Status::fail(kBad, "prefill: q_indptr must not be null");
-  const Status numbers = check_numbers("prefill", "q_indptr, prefix_lens, lse and sink_logits",
+  const Status numbers = check_numbers("prefill", "q_indptr, prefix_lens, lse_natural and sink_logits",
                                        {p.q_indptr, p.prefix_lens, p.lse, p.sink_logits}, 4);
   if (!numbers.ok()) return numbers;
   const std::int64_t q_heads = p.num_q_heads, kv_heads = p.cache.num_kv_heads;

@@ -83,15 +83,17 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   KVQ_CHECK_SIZE(kvq_step_args, 48);
   KVQ_CHECK_SIZE(kvq_fault, 32);
   KVQ_CHECK_SIZE(kvq_copy_args, 48);
-  KVQ_CHECK_SIZE(kvq_write_options, 16);
+  KVQ_CHECK_SIZE(kvq_plan_options, 40);
+  KVQ_CHECK_SIZE(kvq_memory_options, 40);
+  KVQ_CHECK_SIZE(kvq_memory, 120);
   KVQ_CHECK_SIZE(kvq_write_args, 64);
-  KVQ_CHECK_SIZE(kvq_decode_options, 16);
   KVQ_CHECK_SIZE(kvq_decode_args, 88);
-  KVQ_CHECK_SIZE(kvq_prefill_options, 32);
+  KVQ_CHECK_SIZE(kvq_append_args, 136);
   KVQ_CHECK_SIZE(kvq_prefill_args, 144);
   KVQ_CHECK_SIZE(kvq_dequantize_args, 80);
   KVQ_CHECK_SIZE(kvq_selftest_layer, 320);
 #undef KVQ_CHECK_SIZE
+  CHECK(offsetof(kvq_model_info, content_hash) == 72);
   CHECK(offsetof(kvq_layer_info, ring_slot_bytes) == 104);
   CHECK(offsetof(kvq_layer_info, k_scales) == 136);
   CHECK(offsetof(kvq_sequences, sequence_ids) == 72);
@@ -106,7 +108,7 @@ TEST_CASE("Every structure that has a size has a first size", "[runtime]") {
       matches(source("/lib/kvq/runtime/api/struct_sizes.h"), "KVQ_FIRST_SIZE\\((kvq_\\w+), (\\d+)\\)");
   const std::map<std::string, std::string> tested =
       matches(source("/tests/unit/runtime/abi_test.cpp"), "KVQ_CHECK_SIZE\\((kvq_\\w+), (\\d+)\\)");
-  CHECK(declared.size() == 24);
+  CHECK(declared.size() == 25);
   CHECK(sized == tested);
   for (const auto& [name, nothing] : declared) {
     INFO(name);
@@ -270,32 +272,40 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   refused(kvq_fault_query(nullptr, nullptr, nullptr, &error), "cache");
   refused(kvq_copy_bytes(nullptr, KVQ_COPY_PAGES, &bytes, &error), "cache");
   refused(kvq_copy_run(nullptr, nullptr, nullptr, &error), "args");
-  refused(kvq_write_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
+  refused(kvq_memory_estimate(nullptr, nullptr, nullptr, &error), "model");
+  kvq_plan* made = nullptr;
+  refused(kvq_plan_create(nullptr, nullptr, &made, &error), "model");
+  refused(kvq_plan_kernel(nullptr, 0, KVQ_KERNEL_WRITE, nullptr, &error), "plan");
+  refused(kvq_plan_workspace_bytes(nullptr, KVQ_KERNEL_DECODE, &bytes, &error), "plan");
   refused(kvq_write_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
-  refused(kvq_write_plan_kernel(nullptr, nullptr, &error), "plan");
-  refused(kvq_decode_plan_kernel(nullptr, nullptr, &error), "plan");
-  refused(kvq_prefill_plan_kernel(nullptr, nullptr, &error), "plan");
-  refused(kvq_dequantize_plan_kernel(nullptr, nullptr, &error), "plan");
-  refused(kvq_decode_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
-  refused(kvq_decode_workspace_bytes(nullptr, &bytes, &error), "plan");
   refused(kvq_decode_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
-  std::size_t more = 0;
-  refused(kvq_prefill_plan_create(nullptr, 0, nullptr, nullptr, &error), "model");
-  refused(kvq_prefill_workspace_bytes(nullptr, &more, &error), "plan");
+  refused(kvq_append_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_prefill_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
-  refused(kvq_dequantize_plan_create(nullptr, 0, nullptr, &error), "model");
   refused(kvq_dequantize_run(nullptr, nullptr, 0, nullptr, nullptr, &error), "plan");
   refused(kvq_selftest(nullptr, nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_fold_values(nullptr, 0, nullptr, nullptr, &error), "model");
   refused(kvq_fold_keys(nullptr, 0, nullptr, &error), "model");
-  const kvq_write_plan write;
-  refused(kvq_write_run(&write, nullptr, 0, nullptr, nullptr, &error), "args");
-  refused(kvq_write_plan_kernel(&write, nullptr, &error), "info");
-  auto args = runtime::init<kvq_write_args>();
-  refused(kvq_write_run(&write, nullptr, 0, &args, nullptr, &error), "cache");
-  const kvq_decode_plan decode;
+  const kvq_plan plan{.kernels = {{}}, .of_layer = {0}};
+  refused(kvq_plan_kernel(&plan, 0, KVQ_KERNEL_WRITE, nullptr, &error), "info");
+  refused(kvq_plan_workspace_bytes(&plan, KVQ_KERNEL_DECODE, nullptr, &error), "bytes");
+  refused(kvq_write_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  refused(kvq_decode_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  refused(kvq_prefill_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  refused(kvq_dequantize_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  auto write_args = runtime::init<kvq_write_args>();
+  refused(kvq_write_run(&plan, nullptr, 0, &write_args, nullptr, &error), "cache");
   auto decode_args = runtime::init<kvq_decode_args>();
-  refused(kvq_decode_run(&decode, nullptr, 0, &decode_args, nullptr, &error), "cache");
+  refused(kvq_decode_run(&plan, nullptr, 0, &decode_args, nullptr, &error), "cache");
+  refused(kvq_append_run(&plan, nullptr, 0, nullptr, nullptr, &error), "args");
+  auto append_args = runtime::init<kvq_append_args>();
+  refused(kvq_append_run(&plan, nullptr, 0, &append_args, nullptr, &error), "sequences");
+  auto sequences = runtime::init<kvq_sequences>();
+  append_args.sequences = &sequences;
+  refused(kvq_append_run(&plan, nullptr, 0, &append_args, nullptr, &error), "cache");
+  auto prefill_args = runtime::init<kvq_prefill_args>();
+  refused(kvq_prefill_run(&plan, nullptr, 0, &prefill_args, nullptr, &error), "cache");
+  auto dequantize_args = runtime::init<kvq_dequantize_args>();
+  refused(kvq_dequantize_run(&plan, nullptr, 0, &dequantize_args, nullptr, &error), "cache");
   auto step_args = runtime::init<kvq_step_args>();
   refused(kvq_step_run(nullptr, &step_args, nullptr, &error), "cache");
   auto copy_args = runtime::init<kvq_copy_args>();
@@ -303,8 +313,54 @@ TEST_CASE("Null is refused by name everywhere, and destroyed in silence", "[runt
   const kvq_cache cache;
   refused(kvq_copy_bytes(&cache, KVQ_COPY_PAGES, nullptr, &error), "bytes");
   kvq_model_destroy(nullptr), kvq_device_model_destroy(nullptr), kvq_cache_destroy(nullptr);
-  kvq_write_plan_destroy(nullptr), kvq_decode_plan_destroy(nullptr);
-  kvq_prefill_plan_destroy(nullptr), kvq_dequantize_plan_destroy(nullptr);
+  kvq_plan_destroy(nullptr);
+}
+
+TEST_CASE("A plan tells kernels of its own layers alone, and of those kinds that it has", "[runtime]") {
+  const kvq_plan plan{.first_layer = 3, .kernels = {{}}, .of_layer = {0, 0}};
+  auto info = runtime::init<kvq_kernel_info>();
+  kvq_error error = runtime::init<kvq_error>();
+  const auto refused = [&](kvq_status status, const char* message) {
+    CHECK(status == KVQ_INVALID_ARGUMENT);
+    CHECK(std::string(error.message) == message);
+  };
+  CHECK(kvq_plan_kernel(&plan, 4, KVQ_KERNEL_WRITE, &info, &error) == KVQ_OK);
+  CHECK(kvq_plan_kernel(&plan, 3, KVQ_KERNEL_DEQUANTIZE, &info, &error) == KVQ_OK);
+  for (const std::int32_t layer : {2, 5, -1, 1 << 30})
+    refused(kvq_plan_kernel(&plan, layer, KVQ_KERNEL_WRITE, &info, &error),
+            ("plan: layer: expected 3 to 4, found " + std::to_string(layer)).c_str());
+  refused(kvq_plan_kernel(&plan, 3, KVQ_KERNEL_DECODE, &info, &error),
+          "plan: it has no decode kernels: max_batch is 0");
+  refused(kvq_plan_kernel(&plan, 3, KVQ_KERNEL_PREFILL, &info, &error),
+          "plan: it has no prefill kernels: max_prefill_batch is 0");
+  std::size_t bytes = 5;
+  for (const std::int32_t kernel : {-1, KVQ_KERNEL_PREFILL + 1}) {
+    const std::string message = "plan: kernel: expected a kvq_kernel, found " + std::to_string(kernel);
+    refused(kvq_plan_kernel(&plan, 3, kernel, &info, &error), message.c_str());
+    refused(kvq_plan_workspace_bytes(&plan, kernel, &bytes, &error), message.c_str());
+  }
+  CHECK(bytes == 5);
+  CHECK(kvq_plan_workspace_bytes(&plan, KVQ_KERNEL_WRITE, &bytes, &error) == KVQ_OK);
+  CHECK(bytes == 0);
+}
+
+TEST_CASE("Sizes of plans that contradict each other are refused", "[runtime]") {
+  const auto fault = [](auto change) {
+    auto options = runtime::init<kvq_plan_options>();
+    change(options);
+    return std::string(abi::check_plan_options(options).message());
+  };
+  CHECK(fault([](auto&) {}).empty());
+  CHECK(fault([](auto& o) { o.max_batch = 4; }).empty());
+  CHECK(fault([](auto& o) { o.max_prefill_batch = o.max_prefill_queries = o.max_prefill_keys = 1; }).empty());
+  CHECK(fault([](auto& o) { o.flags = 6; }) == "plan: flags: unknown bits in 0x6");
+  CHECK(fault([](auto& o) { o.max_batch = -1; }) == "plan: max_batch: expected 0 or more, found -1");
+  CHECK(fault([](auto& o) { o.max_prefill_batch = -2; }) == "plan: max_prefill_batch: expected 0 or more, found -2");
+  CHECK_THAT(fault([](auto& o) { o.max_prefill_keys = 5; }), Contains("sizes of prefill without max_prefill_batch"));
+  CHECK_THAT(fault([](auto& o) { o.prefill_workspace_bytes = 5; }), Contains("without max_prefill_batch"));
+  CHECK_THAT(fault([](auto& o) { o.max_prefill_batch = 1, o.max_prefill_queries = 5, o.max_prefill_keys = 4; }),
+             Contains("max_prefill_queries 5, max_prefill_keys 4: expected"));
+  CHECK_THAT(fault([](auto& o) { o.max_prefill_batch = 1; }), Contains("max_prefill_queries 0"));
 }
 
 TEST_CASE("A kind of copies that does not exist is refused", "[runtime]") {

@@ -1,4 +1,7 @@
+#include <kvq/artifact/artifact.h>
+#include <kvq/container/safetensors.h>
 #include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/layout_id.h>
 #include <kvq/runtime/prepare.h>
 #include <kvq/runtime.hpp>
 
@@ -9,8 +12,11 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,6 +92,119 @@ TEST_CASE("An artifact that fits is loaded, and tells what it holds", "[runtime]
   CHECK(model.layer(5).sliding_window == 33);
   CHECK(model.device_bytes() % 256 == 0);
   CHECK_THROWS_WITH(model.layer(6), Contains("layer: expected 0 to 5, found 6"));
+}
+
+TEST_CASE("A model tells the content hash of its artifact", "[runtime]") {
+  const Served served;
+  const runtime::Model model = served.load();
+  const std::string hash = model.info().content_hash;
+  CHECK(hash == stated_hash(SafetensorsFile::open(served.path)));
+  CHECK(hash.size() == std::string("xxh3-128:").size() + 32);
+
+  // A caller of the first header has no room for it.
+  auto first = runtime::init<kvq_model_info>();
+  first.struct_size = offsetof(kvq_model_info, content_hash), first.layout_id = 77;
+  REQUIRE(kvq_model_query(model.get(), &first, nullptr) == KVQ_OK);
+  CHECK(first.layer_count == 6);
+  CHECK(first.content_hash == nullptr);
+  CHECK(first.layout_id == 77);
+}
+
+TEST_CASE("Models that store the same bytes have one layout_id", "[runtime]") {
+  Artifact artifact = test::served_artifact({.sink_tokens = 20, .recent_tokens = 40}, 0);
+  artifact.layers[0].geometry.rope = {};
+  Served served(artifact);
+  served.geometry[0].rope = KVQ_ROPE_NONE, served.geometry[0].rotary_dim = 0;
+  const auto id_with = [&](auto change) {
+    const std::vector<kvq_layer_geometry> geometry = served.geometry;
+    const kvq_model_options options = served.options;
+    change(served);
+    const std::uint64_t id = served.load().info().layout_id;
+    std::copy(geometry.begin(), geometry.end(), served.geometry.begin());
+    served.options = options;
+    return id;
+  };
+  const auto as_it_is = [](Served&) {};
+  const std::uint64_t id = id_with(as_it_is);
+  CHECK(id == layout_id(served.load().get()->model));
+  CHECK(id_with(as_it_is) == id);
+  const Served copy(artifact);
+  CHECK(SafetensorsFile::open(copy.path).metadata() == SafetensorsFile::open(served.path).metadata());
+  // What readers and writers do, but not what is stored.
+  CHECK(id_with([](Served& s) { s.options.activation = KVQ_FP16; }) == id);
+  CHECK(id_with([](Served& s) { s.options.max_step_tokens = 8; }) == id);  // 41 and 48 tokens take 48 rows
+  CHECK(id_with([](Served& s) { s.geometry[0].fold = KVQ_FOLD_K | KVQ_FOLD_V; }) == id);
+  const auto rank = [](int of, int size) {
+    return [=](Served& s) { s.options.tp_rank = of, s.options.tp_size = size; };
+  };
+  CHECK(id_with(rank(5, 8)) == id_with(rank(4, 8)));  // two ranks hold each of 4 KV heads
+  CHECK(id_with(rank(4, 8)) == id_with(rank(2, 4)));
+
+  // Every other option is an ingredient.
+  std::set<std::uint64_t> ids = {id};
+  const auto differs = [&](const char* what, std::uint64_t other) {
+    INFO(what);
+    CHECK(ids.insert(other).second);
+  };
+  differs("page_size", id_with([](Served& s) { s.options.page_size = 16; }));
+  differs("ring rows", id_with([](Served& s) { s.options.max_step_tokens = 9; }));
+  differs("without windows", id_with([](Served& s) { s.options.flags = KVQ_MODEL_WITHOUT_WINDOWS; }));
+  differs("first rank of 2", id_with(rank(0, 2)));
+  differs("second rank of 2", id_with(rank(1, 2)));
+  differs("first rank of 4", id_with(rank(0, 4)));
+  differs("first layer", id_with([](Served& s) { s.options.first_layer = 1; }));
+  differs("fewer layers", id_with([](Served& s) { s.options.layer_count = 5; }));
+  differs("a layer", id_with([](Served& s) { s.options.layer_count = 1; }));
+  differs("another layer", id_with([](Served& s) { s.options.first_layer = 5; }));
+
+  // Artifacts that differ in a rotation, a format or a window.
+  const auto of_artifact = [&](auto change) {
+    Artifact other = artifact;
+    change(other);
+    Served with(other);
+    std::copy(served.geometry.begin(), served.geometry.end(), with.geometry.begin());
+    return with.load().info().layout_id;
+  };
+  differs("a sign", of_artifact([](Artifact& a) { a.layers[0].k.rotation.signs[5] *= -1; }));
+  differs("a format", of_artifact([](Artifact& a) { std::get<UniformCoder>(a.layers[0].k.coder).group_size = 64; }));
+  differs("sinks", of_artifact([](Artifact& a) { a.windows.sink_tokens = 21; }));
+  differs("recent", of_artifact([](Artifact& a) { a.windows.recent_tokens = 41; }));
+}
+
+TEST_CASE("Each field of a layout is in its text", "[runtime]") {
+  const Served served(test::served_artifact({.sink_tokens = 20, .recent_tokens = 40}, 0));
+  const runtime::Model loaded = served.load();
+  const LoadedModel& model = loaded.get()->model;
+  const std::string text = layout_text(model);
+  CHECK(text.rfind("pages 2\nartifact " + model.content_hash +
+                       "\npage_size 64\nsink_tokens 20\nrecent_tokens 40\n"
+                       "layer 0: KV heads 4 from 0, k 128 u2g128, v 128 u2g128, sink rows 32, ring rows 48\n",
+                   0) == 0);
+  std::set<std::string> texts = {text};
+  const auto differs = [&](auto change) {
+    LoadedModel other = model;
+    change(other);
+    CHECK(texts.insert(layout_text(other)).second);
+    CHECK(layout_id(other) != layout_id(model));
+  };
+  differs([](LoadedModel& m) { m.content_hash.back() ^= 1; });
+  differs([](LoadedModel& m) { m.claim.page_size = 32; });
+  differs([](LoadedModel& m) { m.windows.sink_tokens = 19; });
+  differs([](LoadedModel& m) { m.windows.recent_tokens = 39; });
+  differs([](LoadedModel& m) { m.layers.pop_back(); });
+  differs([](LoadedModel& m) { m.layers[5].plan.layer = 6; });
+  differs([](LoadedModel& m) { m.layers[5].heads.first_kv = 4; });
+  differs([](LoadedModel& m) { m.layers[5].pages.num_kv_heads = 2; });
+  differs([](LoadedModel& m) { m.layers[5].pages.k.bits = 4; });
+  differs([](LoadedModel& m) { m.layers[5].pages.v.group_size = 32; });
+  differs([](LoadedModel& m) { m.layers[5].pages.v.numbers = 1; });
+  differs([](LoadedModel& m) { m.layers[5].pages.k.head_dim = 64; });
+  differs([](LoadedModel& m) { m.layers[5].key.k_bfloat = true; });
+  differs([](LoadedModel& m) { m.layers[5].key.v_bfloat = true; });
+  differs([](LoadedModel& m) { m.layers[5].windows.sinks.rows = 16; });
+  differs([](LoadedModel& m) { m.layers[5].windows.rings.rows = 64; });
+  CHECK_THAT(test::file_bytes(std::string(KVQ_SOURCE_DIR) + "/formats/pages.md"),
+             Catch::Matchers::StartsWith("# Pages of coded rows, version " + std::to_string(kPagesMajor) + "."));
 }
 
 TEST_CASE("Pages may have 128 tokens", "[runtime]") {
@@ -413,11 +532,20 @@ TEST_CASE("Formats of variants.json get tuned kernels, others generic ones", "[r
   const runtime::Model fp16 = served.load();
   CHECK(fp16.info().activation == KVQ_FP16);
   CHECK(write_kernel(fp16, 0).tuned);
-  CHECK_THROWS_WITH(runtime::WritePlan(model, 9), Contains("layer: expected 0 to 5, found 9"));
-  CHECK_THROWS_WITH(runtime::DecodePlan(model, 0, 0), Contains("max_batch: expected 1 or more, found 0"));
-  auto prefill = runtime::init<kvq_prefill_options>();
-  prefill.max_batch = 1, prefill.max_queries = 5, prefill.max_keys = 4;
-  CHECK_THROWS_WITH(runtime::PrefillPlan(model, 0, prefill), Contains("max_queries 5, max_keys 4: expected"));
+}
+
+TEST_CASE("A plan that no kernel serves names the layer, without a device", "[runtime]") {
+  Artifact artifact = test::served_artifact({}, 0);
+  for (LayerPlan& plan : artifact.layers) plan.geometry.num_q_heads = 17 * plan.geometry.num_kv_heads;
+  Served served(artifact);
+  for (kvq_layer_geometry& g : served.geometry) g.num_q_heads = 17 * g.num_kv_heads;
+  served.options.first_layer = 2;
+  auto options = runtime::init<kvq_plan_options>();
+  options.max_prefill_batch = options.max_prefill_queries = options.max_prefill_keys = 1;
+  CHECK_THROWS_WITH(runtime::Plan(served.load(), options),
+                    Contains("plan: layer 2: prefill: 17 query heads for each KV head, supported are at most 16"));
+  options.max_prefill_keys = 0;
+  CHECK_THROWS_WITH(runtime::Plan(served.load(), options), Contains("max_prefill_queries 1, max_prefill_keys 0"));
 }
 
 TEST_CASE("Each kernel is chosen by itself: a row if there is one, else the generic one", "[runtime]") {

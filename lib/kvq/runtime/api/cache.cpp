@@ -1,3 +1,4 @@
+#include <kvq/runtime/api/cache_memory.h>
 #include <kvq/runtime/api/handles.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/plan_step/launch.h>
@@ -12,17 +13,7 @@ using namespace kvq::abi;
 namespace {
 
 constexpr std::array kCopyKinds = {KVQ_COPY_PAGES, KVQ_COPY_SINKS, KVQ_COPY_RINGS};
-
-std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/// What a cache keeps in the caller's device memory: offsets in bytes.
-struct CacheMemory {
-  std::size_t faults = 0, ring_states = 0, copies = 0, total = 0;
-  CacheMemory(const DeviceModel& model, const kvq_cache_options& o)
-      : ring_states(rounded(sizeof(FaultRecord))),
-        copies(ring_states + rounded(static_cast<std::size_t>(o.num_ring_slots) * sizeof(RingState))),
-        total(copies + rounded(kCopyKinds.size() * model.layers.size() * sizeof(CopyLayer))) {}
-};
+static_assert(kCopyKinds.size() == kNumCopyKinds);
 
 kvq_cache_options options_of(const DeviceModel& model, const kvq_cache_options* options) {
   kvq_cache_options o;
@@ -94,7 +85,7 @@ CopyParams copy_params(int kind, const kvq_cache& cache, const kvq_cache_options
 
 /// Lays out the cache's device memory and fills it.
 void fill_memory(kvq_cache& cache, const kvq_cache_options& o, void* memory, kvq_stream stream) {
-  const CacheMemory layout(*cache.model, o);
+  const CacheMemory layout(cache.model->layers.size(), o);
   auto* at = static_cast<std::byte*>(memory);
   cache.faults = reinterpret_cast<FaultRecord*>(at + layout.faults);
   cache.ring_states = reinterpret_cast<RingState*>(at + layout.ring_states);
@@ -120,7 +111,7 @@ kvq_status kvq_cache_device_bytes(const kvq_device_model* device_model, const kv
                                   kvq_error* error) {
   return guarded(error, [&] {
     const DeviceModel& model = *required(device_model, "device_model").data;
-    required(bytes, "bytes") = CacheMemory(model, options_of(model, options)).total;
+    required(bytes, "bytes") = CacheMemory(model.layers.size(), options_of(model, options)).total;
   });
 }
 
@@ -148,7 +139,7 @@ kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_cach
       made->pools.push_back(
           pools_of(model.layers[static_cast<std::size_t>(i)], given, model.windows, model.first_layer + i));
     }
-    const std::size_t needed = CacheMemory(model, o).total;
+    const std::size_t needed = CacheMemory(model.layers.size(), o).total;
     if (!memory || !aligned(memory, 256) || bytes < needed)
       throw Error{ErrorKind::usage,
                   fmt::format("cache: expected {} bytes of memory, aligned to 256, found {}", needed, bytes)};

@@ -7,16 +7,14 @@ using namespace kvq::abi;
 
 namespace {
 
-Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int layer, const kvq_dequantize_args* args,
+Status dequantize(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq_dequantize_args* args,
                   kvq_stream stream) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (!plan) return Status::fail(kBad, "dequantize: plan must not be null");
   kvq_dequantize_args a;
   if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
   CacheLayer found;
-  if (const Status status = find_layer("dequantize", cache, layer, plan.key, found); !status.ok()) return status;
-  if (cache->model->device != plan.device)
-    return Status::fail(kBad, "dequantize: the plan was made on device %d, the cache is on %d", plan.device,
-                        cache->model->device);
+  if (const Status status = find_layer("dequantize", *plan, cache, layer, found); !status.ok()) return status;
   if (a.flags & ~std::uint32_t{KVQ_DEQUANTIZE_ROTATED})
     return Status::fail(kBad, "dequantize: flags: unknown bits in %#x", a.flags);
   const kvq_device_layer& l = *found.layer;
@@ -34,31 +32,14 @@ Status dequantize(const kvq_dequantize_plan& plan, const kvq_cache* cache, int l
   const std::int64_t heads = l.num_kv_heads;
   p.k_stride = a.k_stride ? a.k_stride : heads * l.pages.k.head_dim;
   p.v_stride = a.v_stride ? a.v_stride : heads * l.pages.v.head_dim;
-  if (const Status status = check_dequantize(plan.variant, p); !status.ok()) return status;
+  if (const Status status = check_dequantize(found.kernels->dequantize, p); !status.ok()) return status;
   if (p.cache.batch == 0) return {};
-  return plan.variant.run(plan.launch, p, stream);
+  return found.kernels->dequantize.run(found.kernels->dequantize_launch, p, stream);
 }
 
 }  // namespace
 
-kvq_status kvq_dequantize_plan_create(const kvq_model* model, std::int32_t layer, kvq_dequantize_plan** plan,
-                                      kvq_error* error) {
-  return guarded(error, [&] {
-    const LoadedLayer& l = layer_of(model, layer);
-    required(plan, "plan");
-    kvq_dequantize_plan made;
-    made.key = l.key;
-    made.variant = choose_dequantize(l.key);
-    raise(cuda_status(cudaGetDevice(&made.device), "dequantize: plan"));
-    raise(made.variant.plan(made.launch));
-    *plan = new kvq_dequantize_plan{made};
-  });
-}
-
-void kvq_dequantize_plan_destroy(kvq_dequantize_plan* plan) { delete plan; }
-
-kvq_status kvq_dequantize_run(const kvq_dequantize_plan* plan, const kvq_cache* cache, std::int32_t layer,
+kvq_status kvq_dequantize_run(const kvq_plan* plan, const kvq_cache* cache, std::int32_t layer,
                               const kvq_dequantize_args* args, kvq_stream stream, kvq_error* error) {
-  if (!plan) return done(error, Status::fail(StatusCode::invalid_argument, "dequantize: plan must not be null"));
-  return done(error, dequantize(*plan, cache, layer, args, stream));
+  return done(error, dequantize(plan, cache, layer, args, stream));
 }

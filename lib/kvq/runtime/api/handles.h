@@ -63,37 +63,29 @@ struct kvq_cache {
   kvq::RingState* ring_states = nullptr;  ///< on the device; null: unchecked
 };
 
-struct kvq_write_plan {
-  kvq::WriteVariant variant;
-  kvq::KernelKey key;
-  kvq::WriteLaunch launch = {};
+/// Refers to no other handle: what it needs of the model is copied.
+struct kvq_plan {
+  /// The kernels of layers with one format and head count.
+  struct Kernels {
+    kvq::KernelKey key = {};
+    int first_layer = 0;  ///< the first layer that has them, in the whole model
+    int num_kv_heads = 0;
+    kvq::WriteVariant write = {};
+    kvq::WriteLaunch write_launch = {};
+    kvq::DequantizeVariant dequantize = {};
+    kvq::DequantizeLaunch dequantize_launch = {};
+    kvq::DecodeVariant decode = {};
+    kvq::DecodeLaunch decode_launch = {};
+    kvq::PrefillVariant prefill = {};
+    kvq::PrefillLaunch prefill_launch = {};
+  };
   int device = 0;
-};
-
-struct kvq_decode_plan {
-  kvq::DecodeVariant variant;
-  kvq::KernelKey key;
-  kvq::DecodeLaunch launch = {};
-  int num_kv_heads = 0;
-  int max_batch = 0;
-  int device = 0;
-
-  std::size_t workspace_bytes() const;
-};
-
-struct kvq_prefill_plan {
-  kvq::DequantizeVariant rows;
-  kvq::PrefillVariant variant;
-  kvq::KernelKey key;
-  kvq::PrefillLaunch launch = {};
-  int device = 0;
-};
-
-struct kvq_dequantize_plan {
-  kvq::DequantizeVariant variant;
-  kvq::KernelKey key;
-  kvq::DequantizeLaunch launch = {};
-  int device = 0;
+  int first_layer = 0;
+  int max_batch = 0;      ///< of decode; 0: no decode
+  bool prefills = false;  ///< prefill kernels are planned
+  std::size_t decode_workspace_bytes = 0, prefill_workspace_bytes = 0;
+  std::vector<Kernels> kernels = {};
+  std::vector<std::size_t> of_layer = {};  ///< index in `kernels` of each layer
 };
 
 namespace kvq::abi {
@@ -102,10 +94,9 @@ inline bool aligned(const void* pointer, std::uintptr_t to) {
   return reinterpret_cast<std::uintptr_t>(pointer) % to == 0;
 }
 
-inline Status check_plan_flags(const char* call, std::uint32_t flags) {
-  if ((flags & ~std::uint32_t{KVQ_PLAN_NO_OVERLAP}) == 0) return {};
-  return Status::fail(StatusCode::invalid_argument, "%s: flags: unknown bits in %#x", call, flags);
-}
+Status check_plan_options(const kvq_plan_options& options);
+/// What a plan with these options demands of a layer's prefill.
+PrefillShape prefill_shape(const LoadedLayer& layer, const kvq_plan_options& options);
 
 /// Checks that `device` is current. @param what  the object that is on `device`, for the message
 inline Status check_device(const char* call, int device, const char* what) {
@@ -117,28 +108,16 @@ inline Status check_device(const char* call, int device, const char* what) {
   return status;
 }
 
-/// One layer of a cache.
+/// One layer of a cache, and the plan's kernels for it.
 struct CacheLayer {
   const kvq_device_layer* layer = nullptr;
   const kvq_cache::Pools* pools = nullptr;
+  const kvq_plan::Kernels* kernels = nullptr;
 };
 
-/// Finds a layer of a cache. Fails if there is no such layer, the plan is for another format, or another device is
-/// current.
-inline Status find_layer(const char* call, const kvq_cache* cache, int layer, const KernelKey& key, CacheLayer& found) {
-  if (!cache) return Status::fail(StatusCode::invalid_argument, "%s: cache must not be null", call);
-  const DeviceModel& model = *cache->model;
-  const std::int64_t i = std::int64_t{layer} - model.first_layer,
-                     count = static_cast<std::int64_t>(model.layers.size());
-  if (i < 0 || i >= count)
-    return Status::fail(StatusCode::invalid_argument, "%s: layer: expected %d to %lld, found %d", call,
-                        model.first_layer, static_cast<long long>(model.first_layer + count - 1), layer);
-  found = {&model.layers[static_cast<std::size_t>(i)], &cache->pools[static_cast<std::size_t>(i)]};
-  if (!(found.layer->key == key))
-    return Status::fail(StatusCode::invalid_argument, "%s: layer %d has another format than the layer of the plan",
-                        call, layer);
-  return check_device(call, model.device, "cache");
-}
+/// Finds a layer of a cache and its kernels. Fails if there is no such layer, the plan's layer has another format or
+/// other heads, or another device is current.
+Status find_layer(const char* call, const kvq_plan& plan, const kvq_cache* cache, int layer, CacheLayer& found);
 
 inline int page_shift(const PageLayout& pages) {
   int shift = 4;
@@ -150,7 +129,7 @@ inline WindowRule window_rule(const Windows& windows) { return {windows.sink_tok
 
 /// One layer's cache for kernels that read rows in the served model's basis. Folded keys have no center to add.
 inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer& found, int layer) {
-  const auto& [l, pools] = found;
+  const auto& [l, pools, kernels] = found;
   PagedCacheView c;
   c.num_kv_heads = l->num_kv_heads;
   c.windows = window_rule(cache.model->windows), c.extents = cache.extents;
@@ -202,5 +181,11 @@ inline Status attention_options(const char* call, const kvq_device_layer& layer,
 }
 
 const LoadedLayer& layer_of(const kvq_model* model, int layer);
+
+/// Checks all arguments of a call and makes its kernels' parameters. Nothing is launched.
+Status write_params(const kvq_plan& plan, const kvq_cache* cache, int layer, const kvq_write_args& args,
+                    CacheLayer& found, WriteParams& params);
+Status decode_params(const kvq_plan& plan, const kvq_cache* cache, int layer, const kvq_decode_args& args,
+                     CacheLayer& found, DecodeParams& params);
 
 }  // namespace kvq::abi

@@ -1,6 +1,7 @@
 #include <kvq/runtime/api/handles.h>
 
 #include <kvq/plan/layer_plan.h>
+#include <kvq/runtime/layout_id.h>
 
 #include <memory>
 
@@ -149,6 +150,7 @@ kvq_status kvq_model_query(const kvq_model* model, kvq_model_info* info, kvq_err
     i.sink_tokens = m.windows.sink_tokens, i.recent_tokens = m.windows.recent_tokens;
     for (const LoadedLayer& layer : m.layers) i.golden_layers += layer.golden.has_value();
     i.name = m.name.c_str(), i.method = m.method.c_str();
+    i.content_hash = m.content_hash.c_str(), i.layout_id = layout_id(m);
     raise(write_struct(i, info, "info"));
   });
 }

@@ -5,21 +5,23 @@ using namespace kvq::abi;
 
 namespace {
 
-Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, const kvq_prefill_args* args,
+Status prefill(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq_prefill_args* args,
                kvq_stream stream) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (!plan) return Status::fail(kBad, "prefill: plan must not be null");
   kvq_prefill_args a;
   if (const Status status = read_struct(args, a, "args"); !status.ok()) return status;
   CacheLayer found;
-  if (const Status status = find_layer("prefill", cache, layer, plan.key, found); !status.ok()) return status;
+  if (const Status status = find_layer("prefill", *plan, cache, layer, found); !status.ok()) return status;
+  if (!plan->prefills)
+    return Status::fail(kBad, "prefill: the plan has no prefill kernels: its max_prefill_batch is 0");
   const kvq_device_layer& l = *found.layer;
-  if (cache->model->device != plan.device)
-    return Status::fail(kBad, "prefill: the plan was made on device %d, the cache is on %d", plan.device,
-                        cache->model->device);
-  const auto bytes = static_cast<std::size_t>(plan.launch.workspace_bytes);
+  const PrefillVariant& variant = found.kernels->prefill;
+  const PrefillLaunch& launch = found.kernels->prefill_launch;
+  const std::size_t bytes = plan->prefill_workspace_bytes;
   PrefillParams p;
   p.cache = paged_cache_view(*cache, found, layer);
-  if (const Status status = read_sequences("prefill", a.sequences, plan.launch.shape.batch, p.cache); !status.ok())
+  if (const Status status = read_sequences("prefill", a.sequences, launch.shape.batch, p.cache); !status.ok())
     return status;
   AttentionOptions options;
   if (const Status status = attention_options("prefill", l, a.softmax_scale, a.sliding_window, options); !status.ok())
@@ -27,12 +29,13 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   if (p.cache.batch > 0 && bytes > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < bytes))
     return Status::fail(kBad, "prefill: expected a workspace of %zu bytes, aligned to 256, found %zu bytes", bytes,
                         a.workspace_bytes);
-  if (l.folded.k && l.pointers.center_k && (a.lse || a.sink_logits))
-    return Status::fail(StatusCode::unsupported,
-                        "prefill: layer %d: lse and sink_logits with keys whose center is folded: new keys come "
-                        "without it; supported without a center, or "
-                        "not folded",
-                        layer);
+  if (l.folded.k && l.pointers.center_k && (a.lse_natural || a.sink_logits))
+    return Status::fail(
+        StatusCode::unsupported,
+        "prefill: layer %d: lse_natural and sink_logits with keys whose center is folded: new keys come "
+        "without it; supported without a center, or "
+        "not folded",
+        layer);
 
   if (l.center_in_o_proj && a.sink_logits)
     return Status::fail(StatusCode::unsupported,
@@ -46,60 +49,19 @@ Status prefill(const kvq_prefill_plan& plan, const kvq_cache* cache, int layer, 
   p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
   p.sink_logits = a.sink_logits;
   p.num_tokens = a.num_tokens, p.q_indptr = a.q_indptr;
-  p.max_queries = plan.launch.shape.max_queries, p.max_keys = plan.launch.shape.max_keys;
-  p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse;
+  p.max_queries = launch.shape.max_queries, p.max_keys = launch.shape.max_keys;
+  p.q = a.q, p.k = a.k, p.v = a.v, p.out = a.out, p.lse = a.lse_natural;
   p.q_stride = a.q_stride ? a.q_stride : q_heads * k_dim, p.out_stride = a.out_stride ? a.out_stride : q_heads * v_dim;
   p.k_stride = a.k_stride ? a.k_stride : kv_heads * k_dim, p.v_stride = a.v_stride ? a.v_stride : kv_heads * v_dim;
   p.prefix_lens = a.prefix_lens;
   p.workspace = static_cast<std::byte*>(a.workspace);
-  if (const Status status = check_prefill(plan.variant, plan.rows, plan.launch, p); !status.ok()) return status;
-  return plan.variant.run(plan.rows, plan.launch, p, stream);
+  if (const Status status = check_prefill(variant, found.kernels->dequantize, launch, p); !status.ok()) return status;
+  return variant.run(found.kernels->dequantize, launch, p, stream);
 }
 
 }  // namespace
 
-kvq_status kvq_prefill_plan_create(const kvq_model* model, std::int32_t layer, const kvq_prefill_options* options,
-                                   kvq_prefill_plan** plan, kvq_error* error) {
-  return guarded(error, [&] {
-    const LoadedLayer& l = layer_of(model, layer);
-    required(plan, "plan");
-    kvq_prefill_options o;
-    raise(read_struct(options, o, "options"));
-    if (o.max_batch < 1 || o.max_queries < 1 || o.max_keys < o.max_queries)
-      throw Error{
-          ErrorKind::usage,
-          fmt::format(
-              "prefill: max_batch {}, max_queries {}, max_keys {}: expected 1 or more, and keys for all queries",
-              o.max_batch, o.max_queries, o.max_keys)};
-    kvq_prefill_plan made;
-    made.key = l.key;
-    made.rows = choose_dequantize(l.key);
-    made.variant = choose_prefill(made.rows);
-    made.launch.shape = {
-        .batch = o.max_batch,
-        .num_q_heads = l.heads.num_q,
-        .num_kv_heads = l.heads.num_kv,
-        .max_queries = o.max_queries,
-        .max_keys = o.max_keys,
-        .workspace_bytes = static_cast<std::int64_t>(o.workspace_bytes),
-    };
-    raise(check_prefill_shape(made.variant, made.rows, made.launch.shape));
-    raise(cuda_status(cudaGetDevice(&made.device), "prefill: plan"));
-    raise(made.variant.plan(made.rows, made.launch));
-    *plan = new kvq_prefill_plan{made};
-  });
-}
-
-void kvq_prefill_plan_destroy(kvq_prefill_plan* plan) { delete plan; }
-
-kvq_status kvq_prefill_workspace_bytes(const kvq_prefill_plan* plan, size_t* bytes, kvq_error* error) {
-  return guarded(error, [&] {
-    required(bytes, "bytes") = static_cast<std::size_t>(required(plan, "plan").launch.workspace_bytes);
-  });
-}
-
-kvq_status kvq_prefill_run(const kvq_prefill_plan* plan, const kvq_cache* cache, std::int32_t layer,
+kvq_status kvq_prefill_run(const kvq_plan* plan, const kvq_cache* cache, std::int32_t layer,
                            const kvq_prefill_args* args, kvq_stream stream, kvq_error* error) {
-  if (!plan) return done(error, Status::fail(StatusCode::invalid_argument, "prefill: plan must not be null"));
-  return done(error, prefill(*plan, cache, layer, args, stream));
+  return done(error, prefill(plan, cache, layer, args, stream));
 }

@@ -273,13 +273,23 @@ auto attend_kernel(const CacheFormat& format) {
   return format.v.head_dim <= 128 ? generic_attend_kernel<128> : generic_attend_kernel<kGenericHeadDim>;
 }
 
+/// What sizes the workspace; the other fields are of tuned kernels.
+DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
+  DecodeKernelShape shape;
+  shape.consumer_groups = 1, shape.group_warps = kWarps;
+  shape.shared_bytes = attend_shared_bytes(format);
+  shape.operand_bytes = heads * (format.k.head_dim + 1) * 4;
+  shape.partial_bytes = heads * (format.v.head_dim + 2) * 4;
+  return shape;
+}
+
 template <typename T>
 Status plan(DecodeLaunch& launch) {
   static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
   const CacheFormat& format = launch.format;
-  launch.shared_bytes = attend_shared_bytes(format);
-  launch.operand_bytes = launch.heads * (format.k.head_dim + 1) * 4;
-  launch.partial_bytes = launch.heads * (format.v.head_dim + 2) * 4;
+  const DecodeKernelShape shape = generic_shape(format, launch.heads);
+  launch.shared_bytes = shape.shared_bytes, launch.operand_bytes = shape.operand_bytes;
+  launch.partial_bytes = shape.partial_bytes;
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -338,6 +348,7 @@ DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16) {
   variant.plan_kernel = bf16 ? generic::plan<__nv_bfloat16> : generic::plan<__half>;
   variant.run = bf16 ? generic::run<__nv_bfloat16> : generic::run<__half>;
   variant.tuned = false;
+  variant.shape = generic::generic_shape(format, heads);
   return variant;
 }
 

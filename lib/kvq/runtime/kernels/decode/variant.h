@@ -47,7 +47,7 @@ struct DecodeVariant {
   Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
   bool tuned = true;             ///< an entry of variants.json; else generic
-  DecodeKernelShape shape = {};  ///< of a tuned variant
+  DecodeKernelShape shape = {};  ///< of generic kernels only what sizes the workspace
 
   /// Fills `launch` for the current device.
   Status plan(DecodeLaunch& launch) const {
