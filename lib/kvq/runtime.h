@@ -194,6 +194,8 @@ typedef struct kvq_layer_geometry {
   int32_t rotary_dim;     /**< 0: not compared */
   uint32_t fold;          /**< KVQ_FOLD_... of the weights that are served, or-ed */
   double softmax_scale;   /**< compared to 1e-6 of itself; 0: not compared */
+  double
+      logit_softcap; /**< scores become softcap * tanh(score / softcap); compared as softmax_scale; 0: not compared */
 } kvq_layer_geometry;
 
 typedef enum kvq_model_flags {
@@ -277,6 +279,7 @@ typedef struct kvq_layer_info {
   double softmax_scale;
   double k_effective_bits, v_effective_bits; /**< bits of an element, scales and minima included */
   int32_t k_scales, v_scales;                /**< 1: the runtime multiplies channels by scales, before k_rotation */
+  double logit_softcap;                      /**< as in kvq_layer_geometry; 0: none */
 } kvq_layer_info;
 
 /** @param layer  index in the whole model */
@@ -531,6 +534,10 @@ typedef struct kvq_plan_options {
                                        max_prefill_queries */
   size_t prefill_workspace_bytes; /**< limit of prefill's workspace, kept as far as possible: sequences are then
                                        processed one after the other; 0: room for all at once */
+  int32_t max_new_tokens;         /**< decode: most new tokens of a sequence, up to 16; 0: 1. A plan for several serves
+                                       calls with one each, too, but slower than a plan for one: kernels attend for as
+                                       many rows (new tokens times query heads of a KV head) as the plan asks for, up to
+                                       16 at once */
 } kvq_plan_options;
 
 typedef struct kvq_plan kvq_plan;
@@ -613,57 +620,78 @@ typedef struct kvq_write_args {
 KVQ_API kvq_status kvq_write_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                  const kvq_write_args* args, kvq_stream stream, kvq_error* error);
 
-/* ---- Decode: attention of one new token a sequence over the cache ---- */
+/* ---- Decode: attention of the newest tokens of each sequence over the cache ---- */
 
 /** All pointers but `sequences` are to device memory. */
 typedef struct kvq_decode_args {
   size_t struct_size;
-  const kvq_sequences* sequences; /**< at most max_batch; 0 does nothing. A sequence of length 0 has the result 0 */
-  const void* q; /**< [B, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart */
-  void* out;     /**< [B, Hq, D]; in the rotated basis if V is folded */
-  int64_t q_stride, out_stride; /**< elements from sequence to sequence, q_stride a multiple of 8; 0: Hq D */
-  float* lse_natural;           /**< [B, Hq] natural logarithm (base e) of the sum of exponentials, the learned sink's
+  const kvq_sequences* sequences; /**< at most max_batch; 0 does nothing. Lengths: with the new tokens, which are in the
+                                     cache. A query that sees no token has the result 0, and an LSE of minus infinity */
+  const void* q; /**< [T, Hq, D] after RoPE, as the served weights give it; 16-byte aligned, heads D apart. Without
+                    q_indptr T is B: one new token of each sequence */
+  void* out;     /**< [T, Hq, D]; in the rotated basis if V is folded */
+  int64_t q_stride, out_stride; /**< elements from token to token, q_stride a multiple of 8; 0: Hq D */
+  float* lse_natural;           /**< [T, Hq] natural logarithm (base e) of the sum of exponentials, the learned sink's
                                      included; or null. For base 2, which FlashInfer has, divide by ln 2 */
   const float* sink_logits;     /**< [Hq] learned attention sinks, or null */
   float softmax_scale;          /**< 0: the model's */
   int32_t sliding_window;       /**< tokens that a query sees, itself included; 0: the model's; -1: all */
   void* workspace;              /**< 256-byte aligned */
   size_t workspace_bytes;
+  const int32_t* q_indptr; /**< [B + 1] ascending: rows of each sequence's new tokens, its last ones, at most
+                              max_new_tokens each; or null */
+  int32_t num_tokens;      /**< T, with q_indptr */
+  float logit_softcap;     /**< scores become softcap * tanh(score / softcap); 0: the model's; below 0: none */
+  /** [T] bit i: the query sees new token i of its sequence, for a tree of drafts. All see the tokens before the new
+   * ones. Null: each query sees the new tokens up to its own. A sliding window goes by positions in either case. */
+  const uint32_t* token_masks;
+  /** Positions that queries may see, [first, last) of each sequence, [B] each; null: from 0, to the end. With
+   * lse_natural and kvq_merge_run, results over parts of the keys become the result over all keys: give sink_logits to
+   * one part only. Pages outside are not read. */
+  const int32_t *first, *last;
 } kvq_decode_args;
 
-/** Enqueues the attention of one layer. */
+/** Enqueues the attention of one layer. Which rows are exact goes by the length of the sequence, for all its queries.
+ */
 KVQ_API kvq_status kvq_decode_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                   const kvq_decode_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Append: a decode step of one layer in one call ---- */
 
-/** All pointers but `sequences` are to device memory. Row b of q, k and v is the one new token of sequence b. */
+/** All pointers but `sequences` are to device memory. Without q_indptr, row b of q, k and v is the one new token of
+ * sequence b, and T is B. */
 typedef struct kvq_append_args {
   size_t struct_size;
-  const kvq_sequences* sequences; /**< at most max_batch; lengths with the new token. 0 does nothing */
-  const void* q;                  /**< [B, Hq, D] as in kvq_decode_args */
-  const void* k;                  /**< [B, Hkv, D] as in kvq_write_args; so is v */
+  const kvq_sequences* sequences; /**< at most max_batch; lengths with the new tokens. 0 does nothing */
+  const void* q;                  /**< [T, Hq, D] as in kvq_decode_args */
+  const void* k;                  /**< [T, Hkv, D] as in kvq_write_args; so is v */
   const void* v;
-  void* out;                                        /**< [B, Hq, D] as in kvq_decode_args */
-  int64_t q_stride, k_stride, v_stride, out_stride; /**< elements from sequence to sequence; 0: heads times D */
-  const int64_t* slot_mapping;   /**< [B] from kvq_step_run with token_indptr 0, 1, ..., B; negative: not written */
-  const int64_t* window_mapping; /**< [B] from kvq_step_run; null without windows */
+  void* out;                                        /**< [T, Hq, D] as in kvq_decode_args */
+  int64_t q_stride, k_stride, v_stride, out_stride; /**< elements from token to token; 0: heads times D */
+  const int64_t* slot_mapping;   /**< [T] from kvq_step_run, whose token_indptr is q_indptr, or 0, 1, ..., B; negative:
+                                      not written */
+  const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */
   float* lse_natural;            /**< from here on as in kvq_decode_args */
   const float* sink_logits;
   float softmax_scale;
   int32_t sliding_window;
   void* workspace;
   size_t workspace_bytes;
+  const int32_t* q_indptr;
+  int32_t num_tokens;
+  float logit_softcap;
+  const uint32_t* token_masks;
 } kvq_append_args;
 
 /**
- * Enqueues the write of one new token of each sequence and the attention of its query, of one layer. It promises:
+ * Enqueues the write of the new tokens of each sequence and the attention of their queries, of one layer. It is faster
+ * than both calls, because pages of older tokens are read while the new ones are still written. It promises:
  *
  * - All arguments are checked before anything is enqueued: both parts are, or none.
  * - What is stored and the results are those of kvq_write_run and then kvq_decode_run with these arguments, where
  *   results may differ by rounding.
- * - A sequence attends to its own new token. Whether it already sees a token that this call writes for another sequence
- *   (of whose pages it holds some, such as a draft of the same text) is not promised: call kvq_write_run and
+ * - A sequence attends to its own new tokens. Whether it already sees a token that this call writes for another
+ * sequence (of whose pages it holds some, such as a draft of the same text) is not promised: call kvq_write_run and
  *   kvq_decode_run for such batches.
  * - The plan's decode workspace suffices.
  *
@@ -695,11 +723,35 @@ typedef struct kvq_prefill_args {
   int32_t sliding_window;   /**< tokens that a query sees, itself included; 0: the model's; -1: all */
   void* workspace;          /**< 256-byte aligned */
   size_t workspace_bytes;
+  float logit_softcap; /**< as in kvq_decode_args */
 } kvq_prefill_args;
 
 /** Enqueues the attention of one layer's new tokens. */
 KVQ_API kvq_status kvq_prefill_run(const kvq_plan* plan, const kvq_cache* cache, int32_t layer,
                                    const kvq_prefill_args* args, kvq_stream stream, kvq_error* error);
+
+/* ---- Merge: results of attention over parts of the keys ---- */
+
+/** All pointers are to device memory. Heads are D apart. */
+typedef struct kvq_merge_args {
+  size_t struct_size;
+  int32_t num_states; /**< S results of the same queries over different keys: ranges of positions, ranks of context
+                         parallelism, a shared prefix and the rest */
+  int32_t num_tokens; /**< T; 0 does nothing */
+  int32_t num_heads;  /**< H */
+  int32_t head_dim;   /**< D, a multiple of 8 */
+  int32_t activation; /**< kvq_activation of the results */
+  const void* states; /**< [S, T, H, D] 16-byte aligned */
+  int64_t state_stride, token_stride; /**< elements, multiples of 8; 0: T times token_stride, H D */
+  const float* state_lse_natural;     /**< [S, T, H] base e; minus infinity: the result counts for nothing */
+  void* out;                          /**< [T, H, D] 16-byte aligned; may be one of the results */
+  int64_t out_stride;                 /**< elements from token to token; 0: H D */
+  float* lse_natural;                 /**< [T, H] of all keys, or null; apart from state_lse_natural */
+} kvq_merge_args;
+
+/** Enqueues the merge. Needs no plan; the first call on a device, which loads the kernel, must not be captured. Results
+ * are rounded to 16 bits before the merge and behind it. */
+KVQ_API kvq_status kvq_merge_run(const kvq_merge_args* args, kvq_stream stream, kvq_error* error);
 
 /* ---- Dequantize: cached rows as 16-bit numbers, for engines with a prefill of their own ---- */
 

@@ -65,8 +65,6 @@ std::string PageFault::text() const { return fmt::format("{}: supported {}, foun
 
 std::vector<PageFault> page_faults(const LayerPlan& plan) {
   std::vector<PageFault> faults;
-  if (plan.geometry.logit_softcap > 0.0)  // pages could hold the codes, but no kernel that reads pages caps logits
-    faults.push_back({Side::k, "logit_softcapping", "none", fmt::format("{:g}", plan.geometry.logit_softcap)});
   SideCheck{Side::k, faults}.check(plan.k, plan.geometry.head_dim);
   const SideCheck values{Side::v, faults};
   if (plan.v)

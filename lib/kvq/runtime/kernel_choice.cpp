@@ -72,8 +72,9 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
   };
 }
 
-DecodeVariant choose_decode(const KernelKey& key) {
-  if (const DecodeVariant* row = find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16}))
+DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
+  if (const DecodeVariant* row =
+          find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens}))
     return *row;
   return generic_decode(generic_format("decode", decode_variants(), key), key.heads, key.bf16);
 }

@@ -22,7 +22,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
 
 /// A tuned variant (an entry of variants.json) if there is one, else the generic kernels.
 /// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants
-DecodeVariant choose_decode(const KernelKey& key);
+/// @param new_tokens  of a sequence: a variant with rows for all of them, or for as many as any variant has
+DecodeVariant choose_decode(const KernelKey& key, int new_tokens = 1);
 WriteVariant choose_write(const KernelKey& key);
 DequantizeVariant choose_dequantize(const KernelKey& key);
 /// The attention kernel over the output of a dequantize variant.

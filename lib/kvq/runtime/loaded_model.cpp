@@ -61,6 +61,8 @@ void check_layer(const LayerPlan& plan, const LayerClaim& claim, Faults& faults)
   if (claim.rotary_dim) expect("rotary_dim", *claim.rotary_dim, g.rope.dim);
   if (claim.softmax_scale && !(std::abs(*claim.softmax_scale - g.softmax_scale) <= 1e-6 * g.softmax_scale))
     expect("softmax_scale", *claim.softmax_scale, g.softmax_scale);
+  if (claim.logit_softcap && !(std::abs(*claim.logit_softcap - g.logit_softcap) <= 1e-6 * g.logit_softcap))
+    expect("logit_softcap", *claim.logit_softcap, g.logit_softcap);
   if (claim.folded.k && g.rope.layout != RopeLayout::none)
     faults.add(fmt::format("layer {}: folded k: expected a layer without RoPE, found {}", plan.layer,
                            to_string(g.rope.layout)));

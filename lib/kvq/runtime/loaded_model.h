@@ -19,7 +19,7 @@ struct LayerClaim {
   int num_q_heads = 0, num_kv_heads = 0, head_dim = 0, v_head_dim = 0, sliding_window = 0;
   std::optional<RopeLayout> rope = {};
   std::optional<int> rotary_dim = {};
-  std::optional<double> softmax_scale = {};
+  std::optional<double> softmax_scale = {}, logit_softcap = {};
   Folded folded = {};
 };
 

@@ -113,6 +113,7 @@ class Replay {
     DecodeParams p;
     p.cache.batch = 1, p.num_q_heads = g.num_q_heads, p.cache.num_kv_heads = g.num_kv_heads;
     p.softmax_scale = static_cast<float>(g.softmax_scale), p.sliding_window = g.sliding_window;
+    p.logit_softcap = static_cast<float>(g.logit_softcap);
     p.q = q.get(), p.q_stride = std::int64_t{g.num_q_heads} * g.head_dim;
     p.out = result_memory.get(), p.out_stride = std::int64_t{g.num_q_heads} * g.v_head_dim;
     p.cache.seq_lens = seq_lens.get<std::int32_t>();

@@ -41,11 +41,6 @@ UniformCoder& values(LayerPlan& plan) { return std::get<UniformCoder>(plan.v->co
 
 }  // namespace
 
-TEST_CASE("Capped logits are refused, because no kernel that reads pages caps them", "[plan]") {
-  CHECK_THAT(refusal([](LayerPlan& plan) { plan.geometry.logit_softcap = 50.0; }),
-             Contains("layer 3 k: logit_softcapping: supported none, found 50"));
-}
-
 TEST_CASE("A plan that fits becomes a layout with each side's own format", "[plan]") {
   for (const int page_size : {16, 32, 64, 128}) {
     const PageLayout layout = page_layout_of(supported(), page_size);

@@ -13,7 +13,7 @@ Status append(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq
   kvq_sequences sequences;
   if (const Status status = read_struct(a.sequences, sequences, "sequences"); !status.ok()) return status;
   kvq_write_args w{};
-  w.num_tokens = sequences.batch;
+  w.num_tokens = a.q_indptr ? a.num_tokens : sequences.batch;
   w.k = a.k, w.v = a.v, w.k_token_stride = a.k_stride, w.v_token_stride = a.v_stride;
   w.slot_mapping = a.slot_mapping, w.window_mapping = a.window_mapping;
   kvq_decode_args d{};
@@ -22,10 +22,13 @@ Status append(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq
   d.lse_natural = a.lse_natural, d.sink_logits = a.sink_logits;
   d.softmax_scale = a.softmax_scale, d.sliding_window = a.sliding_window;
   d.workspace = a.workspace, d.workspace_bytes = a.workspace_bytes;
+  d.q_indptr = a.q_indptr, d.num_tokens = a.num_tokens, d.token_masks = a.token_masks;
+  d.logit_softcap = a.logit_softcap;
   CacheLayer found;
   DecodeParams decode_p;
   WriteParams write_p;
   if (const Status status = decode_params(*plan, cache, layer, d, found, decode_p); !status.ok()) return status;
+  decode_p.early_pages = true;  // the write stores rows of the new tokens only
   if (const Status status = write_params(*plan, cache, layer, w, found, write_p); !status.ok()) return status;
   const kvq_plan::Kernels& kernels = *found.kernels;
   if (const Status status = kernels.write.run(kernels.write_launch, write_p, stream); !status.ok()) return status;

@@ -12,7 +12,9 @@ Status kvq::abi::decode_params(const kvq_plan& plan, const kvq_cache* cache, int
   p.cache = paged_cache_view(*cache, found, layer);
   if (const Status status = read_sequences("decode", a.sequences, plan.max_batch, p.cache); !status.ok()) return status;
   AttentionOptions options;
-  if (const Status status = attention_options("decode", *l, a.softmax_scale, a.sliding_window, options); !status.ok())
+  if (const Status status =
+          attention_options("decode", *l, a.softmax_scale, a.logit_softcap, a.sliding_window, options);
+      !status.ok())
     return status;
   if (p.cache.batch > 0 &&
       (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < plan.decode_workspace_bytes))
@@ -26,7 +28,11 @@ Status kvq::abi::decode_params(const kvq_plan& plan, const kvq_cache* cache, int
 
   const std::int64_t heads = l->num_q_heads;
   p.num_q_heads = l->num_q_heads;
-  p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
+  p.softmax_scale = options.softmax_scale, p.logit_softcap = options.logit_softcap;
+  p.sliding_window = options.sliding_window;
+  if (a.q_indptr) p.q_indptr = a.q_indptr, p.num_tokens = a.num_tokens, p.max_new_tokens = plan.max_new_tokens;
+  p.token_masks = a.token_masks;
+  p.first = a.first, p.last = a.last;
   p.q = a.q, p.q_stride = a.q_stride ? a.q_stride : heads * l->pages.k.head_dim;
   p.out = a.out, p.out_stride = a.out_stride ? a.out_stride : heads * l->pages.v.head_dim;
   p.lse = a.lse_natural;

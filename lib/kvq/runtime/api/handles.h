@@ -23,6 +23,7 @@ struct kvq_device_layer {
   kvq::KernelKey key;
   int num_q_heads = 0, num_kv_heads = 0;
   float softmax_scale = 0.0f;
+  float logit_softcap = 0.0f;
   int sliding_window = 0;
   kvq::Folded folded;
   bool center_in_o_proj = false;  ///< values are folded and have a center, so attention weights must sum to 1
@@ -81,7 +82,8 @@ struct kvq_plan {
   };
   int device = 0;
   int first_layer = 0;
-  int max_batch = 0;      ///< of decode; 0: no decode
+  int max_batch = 0;  ///< of decode; 0: no decode
+  int max_new_tokens = 1;
   bool prefills = false;  ///< prefill kernels are planned
   std::size_t decode_workspace_bytes = 0, prefill_workspace_bytes = 0;
   std::vector<Kernels> kernels = {};
@@ -162,20 +164,24 @@ inline Status read_sequences(const char* call, const kvq_sequences* from, int mo
   return {};
 }
 
-/// The softmax scale and sliding window of a call. @param call  for messages
+/// What a call may set in place of the model's. @param call  for messages
 struct AttentionOptions {
-  float softmax_scale = 0.0f;
+  float softmax_scale = 0.0f, logit_softcap = 0.0f;
   int sliding_window = 0;
 };
 inline Status attention_options(const char* call, const kvq_device_layer& layer, float softmax_scale,
-                                std::int32_t sliding_window, AttentionOptions& options) {
+                                float logit_softcap, std::int32_t sliding_window, AttentionOptions& options) {
   if (!(softmax_scale >= 0.0f) || softmax_scale > 3.4e38f)
     return Status::fail(StatusCode::invalid_argument, "%s: softmax_scale is %g, expected a positive number, or 0", call,
                         static_cast<double>(softmax_scale));
   if (sliding_window < -1)
     return Status::fail(StatusCode::invalid_argument, "%s: sliding_window is %d, expected -1 or more", call,
                         sliding_window);
+  if (!(logit_softcap <= 3.4e38f))
+    return Status::fail(StatusCode::invalid_argument, "%s: logit_softcap is %g, expected a number", call,
+                        static_cast<double>(logit_softcap));
   options.softmax_scale = softmax_scale > 0.0f ? softmax_scale : layer.softmax_scale;
+  options.logit_softcap = logit_softcap == 0.0f ? layer.logit_softcap : logit_softcap < 0.0f ? 0.0f : logit_softcap;
   options.sliding_window = sliding_window == 0 ? layer.sliding_window : sliding_window < 0 ? 0 : sliding_window;
   return {};
 }

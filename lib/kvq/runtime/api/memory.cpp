@@ -22,9 +22,10 @@ Workspaces most_workspaces(const LoadedModel& m, const kvq_plan_options& o, int 
   Workspaces most;
   for (const LoadedLayer& l : m.layers) {
     if (o.max_batch > 0) {
-      const auto work_tiles = static_cast<std::size_t>(o.max_batch) * static_cast<std::size_t>(l.heads.num_kv);
-      most.decode =
-          std::max(most.decode, most_decode_workspace_bytes(choose_decode(l.key), multiprocessors, work_tiles));
+      const int new_tokens = std::max(1, o.max_new_tokens);
+      const DecodeVariant decode = choose_decode(l.key, new_tokens);
+      const std::size_t work_tiles = decode_work_tiles(decode, o.max_batch, l.heads.num_kv, l.key.heads, new_tokens);
+      most.decode = std::max(most.decode, most_decode_workspace_bytes(decode, multiprocessors, work_tiles));
     }
     if (o.max_prefill_batch > 0) {
       const DequantizeVariant rows = choose_dequantize(l.key);

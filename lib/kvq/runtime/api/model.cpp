@@ -35,6 +35,7 @@ LayerClaim layer_claim(const kvq_layer_geometry& g) {
   if (g.rope != KVQ_ROPE_ANY) claim.rope = rope_layout(g.rope);
   if (g.rotary_dim != 0) claim.rotary_dim = g.rotary_dim;
   if (g.softmax_scale != 0.0) claim.softmax_scale = g.softmax_scale;
+  if (g.logit_softcap != 0.0) claim.logit_softcap = g.logit_softcap;
   claim.folded = {
       .k = (g.fold & KVQ_FOLD_K) != 0,
       .v = (g.fold & KVQ_FOLD_V) != 0,
@@ -107,7 +108,7 @@ kvq_layer_info layer_info(const LoadedLayer& l) {
   info.sink_rows = l.windows.sinks.rows, info.ring_rows = l.windows.rings.rows;
   info.page_bytes = l.pages.page_bytes();
   info.sink_slot_bytes = l.windows.sinks.slot_bytes(), info.ring_slot_bytes = l.windows.rings.slot_bytes();
-  info.softmax_scale = g.softmax_scale;
+  info.softmax_scale = g.softmax_scale, info.logit_softcap = g.logit_softcap;
   info.k_effective_bits = bits(l.plan.k, g.head_dim), info.v_effective_bits = bits(*l.plan.v, g.v_head_dim);
   return info;
 }
@@ -184,6 +185,7 @@ kvq_status kvq_model_upload(const kvq_model* model, void* memory, size_t bytes, 
           .num_q_heads = l.heads.num_q,
           .num_kv_heads = l.heads.num_kv,
           .softmax_scale = static_cast<float>(l.plan.geometry.softmax_scale),
+          .logit_softcap = static_cast<float>(l.plan.geometry.logit_softcap),
           .sliding_window = l.plan.geometry.sliding_window,
           .folded = l.folded,
           .center_in_o_proj = l.folded.v && !l.plan.v->center.empty(),

@@ -29,10 +29,12 @@ void for_layer(int layer, Work&& work) {
   }
 }
 
+int new_tokens(const kvq_plan_options& o) { return std::max(1, o.max_new_tokens); }
+
 Kernels chosen(const LoadedLayer& layer, const kvq_plan_options& o) {
   Kernels made{.key = layer.key, .first_layer = layer.plan.layer, .num_kv_heads = layer.heads.num_kv};
   made.write = choose_write(made.key), made.dequantize = choose_dequantize(made.key);
-  if (o.max_batch > 0) made.decode = choose_decode(made.key);
+  if (o.max_batch > 0) made.decode = choose_decode(made.key, new_tokens(o));
   if (o.max_prefill_batch > 0) {
     made.prefill = choose_prefill(made.dequantize);
     made.prefill_launch.shape = prefill_shape(layer, o);
@@ -47,7 +49,8 @@ void prepare(const kvq_plan_options& o, Kernels& made, kvq_plan& plan) {
   raise(made.dequantize.plan(made.dequantize_launch));
   if (o.max_batch > 0) {
     raise(made.decode.plan(made.decode_launch));
-    const auto work_tiles = static_cast<std::size_t>(o.max_batch) * static_cast<std::size_t>(made.num_kv_heads);
+    const std::size_t work_tiles =
+        decode_work_tiles(made.decode, o.max_batch, made.num_kv_heads, made.key.heads, new_tokens(o));
     plan.decode_workspace_bytes =
         std::max(plan.decode_workspace_bytes, kvq::decode_workspace_bytes(made.decode_launch, work_tiles));
   }
@@ -89,6 +92,8 @@ Status check_plan_options(const kvq_plan_options& o) {
   if (o.flags & ~std::uint32_t{KVQ_PLAN_NO_OVERLAP})
     return Status::fail(kBad, "plan: flags: unknown bits in %#x", o.flags);
   if (o.max_batch < 0) return Status::fail(kBad, "plan: max_batch: expected 0 or more, found %d", o.max_batch);
+  if (o.max_new_tokens < 0 || o.max_new_tokens > kMostNewTokens)
+    return Status::fail(kBad, "plan: max_new_tokens: expected 0 to %d, found %d", kMostNewTokens, o.max_new_tokens);
   if (o.max_prefill_batch < 0)
     return Status::fail(kBad, "plan: max_prefill_batch: expected 0 or more, found %d", o.max_prefill_batch);
   if (o.max_prefill_batch == 0 &&
@@ -151,6 +156,7 @@ kvq_status kvq_plan_create(const kvq_model* model, const kvq_plan_options* optio
     const kvq_plan_options o = options_of(options);
     auto made = std::make_unique<kvq_plan>();
     made->first_layer = m.claim.first_layer, made->max_batch = o.max_batch, made->prefills = o.max_prefill_batch > 0;
+    made->max_new_tokens = new_tokens(o);
     for (const LoadedLayer& layer : m.layers) {
       const auto same = [&](const Kernels& k) { return k.key == layer.key && k.num_kv_heads == layer.heads.num_kv; };
       const auto found = std::find_if(made->kernels.begin(), made->kernels.end(), same);

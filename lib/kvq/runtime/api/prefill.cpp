@@ -24,17 +24,18 @@ Status prefill(const kvq_plan* plan, const kvq_cache* cache, int layer, const kv
   if (const Status status = read_sequences("prefill", a.sequences, launch.shape.batch, p.cache); !status.ok())
     return status;
   AttentionOptions options;
-  if (const Status status = attention_options("prefill", l, a.softmax_scale, a.sliding_window, options); !status.ok())
+  if (const Status status =
+          attention_options("prefill", l, a.softmax_scale, a.logit_softcap, a.sliding_window, options);
+      !status.ok())
     return status;
   if (p.cache.batch > 0 && bytes > 0 && (!a.workspace || !aligned(a.workspace, 256) || a.workspace_bytes < bytes))
     return Status::fail(kBad, "prefill: expected a workspace of %zu bytes, aligned to 256, found %zu bytes", bytes,
                         a.workspace_bytes);
-  if (l.folded.k && l.pointers.center_k && (a.lse_natural || a.sink_logits))
+  if (l.folded.k && l.pointers.center_k && (a.lse_natural || a.sink_logits || options.logit_softcap > 0.0f))
     return Status::fail(
         StatusCode::unsupported,
-        "prefill: layer %d: lse_natural and sink_logits with keys whose center is folded: new keys come "
-        "without it; supported without a center, or "
-        "not folded",
+        "prefill: layer %d: lse_natural, sink_logits and logit_softcap with keys whose center is folded: new keys come "
+        "without it; supported without a center, or not folded",
         layer);
 
   if (l.center_in_o_proj && a.sink_logits)
@@ -46,7 +47,8 @@ Status prefill(const kvq_plan* plan, const kvq_cache* cache, int layer, const kv
   const std::int64_t q_heads = l.num_q_heads, kv_heads = l.num_kv_heads, k_dim = l.pages.k.head_dim,
                      v_dim = l.pages.v.head_dim;
   p.num_q_heads = l.num_q_heads;
-  p.softmax_scale = options.softmax_scale, p.sliding_window = options.sliding_window;
+  p.softmax_scale = options.softmax_scale, p.logit_softcap = options.logit_softcap;
+  p.sliding_window = options.sliding_window;
   p.sink_logits = a.sink_logits;
   p.num_tokens = a.num_tokens, p.q_indptr = a.q_indptr;
   p.max_queries = launch.shape.max_queries, p.max_keys = launch.shape.max_keys;

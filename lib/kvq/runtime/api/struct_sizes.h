@@ -39,6 +39,7 @@ KVQ_FIRST_SIZE(kvq_write_args, 64)
 KVQ_FIRST_SIZE(kvq_decode_args, 88)
 KVQ_FIRST_SIZE(kvq_append_args, 136)
 KVQ_FIRST_SIZE(kvq_prefill_args, 144)
+KVQ_FIRST_SIZE(kvq_merge_args, 88)
 KVQ_FIRST_SIZE(kvq_dequantize_args, 80)
 KVQ_FIRST_SIZE(kvq_selftest_layer, 320)
 #undef KVQ_FIRST_SIZE
