@@ -264,10 +264,10 @@ typedef struct kvq_layer_info {
   int32_t num_q_heads, num_kv_heads;   /**< of this rank */
   int32_t first_q_head, first_kv_head; /**< in the whole model */
   int32_t head_dim, v_head_dim;
-  int32_t k_bits, v_bits;             /**< 2, 4, or 16 for exact rows */
+  int32_t k_bits, v_bits;             /**< 2, 3, 4, or 16 for exact rows */
   int32_t k_group_size, v_group_size; /**< 0 for exact rows */
-  int32_t k_numbers, v_numbers;       /**< 16-bit numbers beside the codes of a group: 2 affine (scale and minimum), 1
-                                           symmetric (scale), 0 exact */
+  int32_t k_numbers, v_numbers;       /**< numbers beside the codes of a group, of the artifact's scale type: 2 affine
+                                           (scale and minimum or zero point), 1 symmetric (scale), 0 exact */
   int32_t k_rotation, v_rotation;     /**< kvq_rotation that the runtime applies: identity if folded. Dense ones need
                                            not be orthogonal */
   uint32_t fold;                      /**< as in kvq_layer_geometry */

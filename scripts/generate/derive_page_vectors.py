@@ -10,6 +10,7 @@ ask for the byte of a channel. Standard library only.
 """
 
 import json
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class Side:
     group_size: int = 0
     coder: str = "exact"
     scale_type: str = ""
+    zero: str = "float"
 
     @property
     def exact(self) -> bool:
@@ -42,6 +44,21 @@ class Side:
     @property
     def groups(self) -> int:
         return 0 if self.exact else self.head_dim // self.group_size
+
+    @property
+    def number_size(self) -> int:
+        """bytes of a scale, a minimum or a zero point"""
+        return 4 if self.scale_type == "fp32" else 2
+
+    @property
+    def second(self) -> str:
+        """the second number of a group, as a field of a row"""
+        return "zeros" if self.zero == "integer" else "minima"
+
+    @property
+    def units(self) -> int:
+        """of three bits: words behind the pairs of a piece"""
+        return self.words // 3
 
     @property
     def words(self) -> int:
@@ -58,18 +75,26 @@ class Side:
 
     @property
     def tile_bytes(self) -> int:
-        return self.code_bytes + 2 * TILE_TOKENS * self.groups * self.numbers
+        return self.code_bytes + self.number_size * TILE_TOKENS * self.groups * self.numbers
 
     def fields(self) -> dict:
         common = {"head_dim": self.head_dim, "bits": self.bits}
-        return (
-            common
-            if self.exact
-            else common | {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
-        )
+        if self.exact:
+            return common
+        coded = {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
+        return common | coded | ({"zero": self.zero} if self.zero == "integer" else {})
 
 
-# Where codes lie, from one lane's view: slice k of byte x in the run of lane l holds the code of (token, channel).
+# Where codes lie, from one lane's view: byte x in the run of lane l holds parts of the codes of (token, channel).
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some bits of a byte hold: the bits of a channel's code from `first` on."""
+
+    channel: int
+    bits: range  # of the byte
+    first: int = 0
 
 
 def run_position(side: Side, lane: int, x: int) -> int:
@@ -92,20 +117,39 @@ def channel_of(side: Side, piece: int, y: int, k: int) -> int:
     return 32 * step + 8 * piece + 4 * half + y % 4
 
 
+def parts_of_byte(side: Side, piece: int, y: int) -> list[Part]:
+    """What byte y of a piece holds, from its least significant bit on."""
+    if side.bits != 3:
+        codes = range(side.codes_per_byte)
+        return [Part(channel_of(side, piece, y, k), range(k * side.bits, (k + 1) * side.bits)) for k in codes]
+    word, in_word = divmod(y, 4)
+    if word < 2 * side.units:
+        first_step, half = 4 * (word // 2), word % 2
+        channels = [32 * (first_step + s) + 8 * piece + 4 * half + in_word for s in range(3)]
+        return [Part(channel, bits) for channel, bits in zip(channels, (range(3), range(3, 6), range(6, 8)))]
+    first_step, parts = 4 * (word - 2 * side.units), []
+    for half, low in ((0, 0), (1, 4)):
+        channel = 32 * first_step + 8 * piece + 4 * half + in_word
+        parts += [Part(channel + 96, range(low, low + 3)), Part(channel + 64, range(low + 3, low + 4), 2)]
+    return parts
+
+
 def key_codes(side: Side):
-    """Yields (byte of the tile, slice, token, channel) for all codes of a key tile."""
+    """Yields (byte of the tile, token, part of a code) for all bits of a key tile."""
     piece_bytes = 4 * side.words
     for lane in range(32):
         row, piece = lane // 4, lane % 4
         run = [(row, y) for y in range(piece_bytes)] + [(row + 8, y) for y in range(piece_bytes)]
         for x, (token, y) in enumerate(run):
-            for k in range(side.codes_per_byte):
-                yield run_position(side, lane, x), k, token, channel_of(side, piece, y, k)
+            for part in parts_of_byte(side, piece, y):
+                yield run_position(side, lane, x), token, part
 
 
 def half_bytes(side: Side, half: int) -> list[int]:
     """The bytes of a piece that belong to `half`, by rising index."""
     bytes_of_half = []
+    if side.bits == 3:
+        return [4 * word + 2 * half + i for word in range(side.words) for i in (0, 1)]
     for pair in range(side.words // 2):
         word = 2 * pair + half
         bytes_of_half += range(4 * word, 4 * word + 4)
@@ -116,13 +160,13 @@ def half_bytes(side: Side, half: int) -> list[int]:
 
 
 def value_codes(side: Side):
-    """Yields (byte of the tile, slice, token, channel) for all codes of a value tile."""
+    """Yields (byte of the tile, token, part of a code) for all bits of a value tile."""
     for lane in range(32):
         row, u = lane // 4, lane % 4
         for h, y in enumerate(half_bytes(side, row % 2)):
             for i, token in enumerate((2 * u, 2 * u + 8, 2 * u + 1, 2 * u + 9)):
-                for k in range(side.codes_per_byte):
-                    yield run_position(side, lane, 4 * h + i), k, token, channel_of(side, row // 2, y, k)
+                for part in parts_of_byte(side, row // 2, y):
+                    yield run_position(side, lane, 4 * h + i), token, part
 
 
 def value_order(side: Side) -> list[int]:
@@ -131,11 +175,27 @@ def value_order(side: Side) -> list[int]:
     if side.exact:
         return list(range(side.head_dim))
     order = []
+    if side.bits == 3:
+        return three_bit_order(side)
     for pair in range(side.words):
         for k in range(side.codes_per_byte):
             for h in (2 * pair, 2 * pair + 1):
                 order += [channel_of(side, row // 2, half_bytes(side, row % 2)[h], k) for row in range(8)]
     return order
+
+
+def three_bit_order(side: Side) -> list[int]:
+    """value_order() of three bits: rows r and r + 8 of a block are in two bytes of a word that are neighbours."""
+    order = {}
+    for word in range(side.words):
+        for h in (2 * word, 2 * word + 1):
+            for row in range(8):
+                y = half_bytes(side, row % 2)[h]
+                for part in parts_of_byte(side, row // 2, y):
+                    block = 2 * (part.channel // 32) + part.channel % 8 // 4
+                    place = 16 * block + 8 * (h % 2) + row
+                    assert order.setdefault(place, part.channel) == part.channel, "two parts of a code disagree"
+    return [order[place] for place in range(side.head_dim)]
 
 
 def number_order(side: Side):
@@ -161,14 +221,16 @@ def exact_order(head_dim: int, token: int) -> list[int]:
 
 def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
     tile = bytearray(side.tile_bytes)
-    for position, k, token, channel in (value_codes if is_value else key_codes)(side):
+    for position, token, part in (value_codes if is_value else key_codes)(side):
         if token in rows:
-            tile[position] |= int(rows[token]["codes"][channel], 16) << (k * side.bits)
+            code = int(rows[token]["codes"][part.channel], 16) >> part.first
+            tile[position] |= code % 2 ** len(part.bits) << part.bits[0]
+    size = side.number_size
     for index, (token, group, number) in enumerate(number_order(side)):
         if token in rows:
-            text = rows[token]["minima" if number else "scales"][group]
-            position = side.code_bytes + 2 * index
-            tile[position : position + 2] = int(text, 16).to_bytes(2, "little")
+            text = rows[token][side.second if number else "scales"][group]
+            position = side.code_bytes + size * index
+            tile[position : position + size] = int(text, 16).to_bytes(size, "little")
     return bytes(tile)
 
 
@@ -233,10 +295,19 @@ def mixed_bits(*indices: int) -> int:
 def number_pattern(scale_type: str, is_scale: bool, *indices: int) -> str:
     """Hex pattern of a finite number of `scale_type`; scales are positive."""
     bits = mixed_bits(*indices)
+    if scale_type == "fp32":
+        return f"{(127 - bits % 6) << 23 | bits >> 9 & 0x7FFFFF | (0 if is_scale else bits & 1 << 31):08x}"
     exponent, fraction = (15 - bits % 6) << 10 | bits >> 8 & 0x3FF, bits >> 31
     if scale_type == "bf16":
         exponent = (127 - bits % 6) << 7 | bits >> 8 & 0x7F
     return f"{exponent | (0 if is_scale else fraction << 15):04x}"
+
+
+def zero_pattern(scale_type: str, *indices: int) -> str:
+    """Hex pattern of an integer from -8 to 22, in `scale_type`."""
+    kind = {"fp16": "<e", "bf16": "<f", "fp32": "<f"}[scale_type]
+    data = struct.pack(kind, mixed_bits(*indices) % 31 - 8)
+    return (data[2:] if scale_type == "bf16" else data)[::-1].hex()
 
 
 def made_up_row(side: Side, *indices: int) -> dict:
@@ -244,7 +315,9 @@ def made_up_row(side: Side, *indices: int) -> dict:
         return {"values": " ".join(number_pattern("bf16", False, *indices, c) for c in range(side.head_dim))}
     row = {"codes": "".join(f"{mixed_bits(*indices, c) >> 7 & (1 << side.bits) - 1:x}" for c in range(side.head_dim))}
     row["scales"] = [number_pattern(side.scale_type, True, *indices, 1000 + g) for g in range(side.groups)]
-    if side.numbers == 2:
+    if side.numbers == 2 and side.zero == "integer":
+        row["zeros"] = [zero_pattern(side.scale_type, *indices, 2000 + g) for g in range(side.groups)]
+    elif side.numbers == 2:
         row["minima"] = [number_pattern(side.scale_type, False, *indices, 2000 + g) for g in range(side.groups)]
     return row
 
@@ -294,6 +367,10 @@ def affine(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") 
     return Side(head_dim, bits, group_size, "affine", scale_type)
 
 
+def with_zeros(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
+    return Side(head_dim, bits, group_size, "affine", scale_type, "integer")
+
+
 def symmetric(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
     return Side(head_dim, bits, group_size, "symmetric", scale_type)
 
@@ -306,6 +383,10 @@ def cases() -> list[dict]:
     a, s = affine(128, 2, 128), symmetric(128, 2, 128)
     single = [
         {"side": side, "head": 0, "slot": 11, "codes": one_code(128, 77, 3), "scales": ["0000"], "minima": ["0000"]}
+        for side in "kv"
+    ]
+    split = [  # channel 77 is of step 2: low bits 01, high bit 1
+        {"side": side, "head": 0, "slot": 11, "codes": one_code(128, 77, 5), "scales": ["0000"], "minima": ["0000"]}
         for side in "kv"
     ]
     whole, edges = range(16), (0, 7, 8, 15)
@@ -404,6 +485,55 @@ def cases() -> list[dict]:
             "ring 96 4 bits", "an odd number of words, no exchange of chunks", *[affine(96, 4, 96)] * 2, 1, 16, (0, 6)
         ),
         window_case("ring of exact values", "places are channels", a, Side(64, 16), 1, 16, (2, 15)),
+        # since 2.1
+        page_case("128 3 bits one code", "a code in two parts", *[affine(128, 3, 128)] * 2, 16, 1, (), split),
+        page_case(
+            "128 3 bits affine", "a whole tile, one unit of four steps", *[affine(128, 3, 128)] * 2, 16, 1, whole
+        ),
+        page_case(
+            "256 3 bits group 64 bf16 page 32",
+            "two units: both pairs before both single words",
+            *[symmetric(256, 3, 64, "bf16")] * 2,
+            32,
+            2,
+            (0, 7, 8, 31),
+        ),
+        page_case(
+            "three bits beside two",
+            "sides differ in width",
+            affine(128, 3, 32),
+            symmetric(128, 2, 64, "bf16"),
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "128 4 bits zero points",
+            "a zero point where a minimum would be",
+            *[with_zeros(128, 4, 128), with_zeros(128, 2, 32, "bf16")],
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "128 3 bits zero points fp32",
+            "numbers of four bytes",
+            *[with_zeros(128, 3, 64, "fp32")] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "64 2 bits fp32 page 32",
+            "four bytes a number, with and without a minimum",
+            affine(64, 2, 32, "fp32"),
+            symmetric(64, 4, 64, "fp32"),
+            32,
+            2,
+            (0, 9, 31),
+        ),
+        window_case("ring 3 bits", "both parts of a code give one place", *[affine(128, 3, 64)] * 2, 1, 16, (3, 15)),
+        window_case("sinks 256 3 bits", "two units", *[symmetric(256, 3, 128)] * 2, 1, 16, (0, 8)),
     ]
 
 
@@ -428,7 +558,7 @@ def derive(case: dict) -> dict:
 def vectors_text() -> str:
     """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(derive(case)) for case in cases())
-    return f'{{"format": "kvq-page-vectors", "version": "2.0", "vectors": [\n{lines}\n]}}\n'
+    return f'{{"format": "kvq-page-vectors", "version": "2.1", "vectors": [\n{lines}\n]}}\n'
 
 
 def main() -> int:

@@ -204,6 +204,31 @@ TEST_CASE("A format that has no row in variants.json passes on generic kernels",
   CHECK(outcome.layers[0].status == KVQ_OK);
 }
 
+TEST_CASE("Three bits, zero points and fp32 numbers pass on generic kernels",
+          "[runtime][gpu][api][generic][emulated]") {
+  Artifact later = first_layers(2, 0);
+  const auto coder = [](TensorPlan& plan) -> UniformCoder& { return std::get<UniformCoder>(plan.coder); };
+  LayerPlan &affine = later.layers[0], &symmetric = later.layers[1];
+  coder(affine.k).bits = 3, coder(affine.k).zero = ZeroKind::integer;
+  coder(*affine.v).bits = 4, coder(*affine.v).scale_type = ScaleType::fp32;
+  coder(symmetric.k).bits = 3, coder(symmetric.k).scale_type = ScaleType::fp32, coder(symmetric.k).group_size = 64;
+  coder(*symmetric.v).bits = 3;
+  for (const int layer : {0, 1}) {
+    GoldenTokens tokens = served_artifact({}, 5).golden.at(layer).tokens;
+    later.golden[layer] = code_golden_rows(later.layers[static_cast<std::size_t>(layer)], std::move(tokens));
+  }
+  auto options = runtime::init<kvq_model_options>();
+  options.flags = KVQ_MODEL_WITHOUT_WINDOWS;
+  const Outcome outcome = selftest(later, options);
+  CHECK(outcome.status == KVQ_OK);
+  for (const int layer : {0, 1}) {
+    CAPTURE(layer);
+    CHECK(outcome.layers[static_cast<std::size_t>(layer)].write_status == KVQ_OK);
+    CHECK(outcome.layers[static_cast<std::size_t>(layer)].decode_status == KVQ_OK);
+    CHECK(outcome.layers[static_cast<std::size_t>(layer)].rows > 0);
+  }
+}
+
 TEST_CASE("Results fit the room that a caller has", "[runtime][gpu][api][emulated]") {
   const Engine engine(first_layers(3, 4));
   std::vector<kvq_selftest_layer> two(2, runtime::init<kvq_selftest_layer>());

@@ -72,11 +72,13 @@ __global__ void fill_cached_token(PagedCacheView p, PageLayout layout, bool k_bf
   }
   for (int g = thread; g < side.groups(); g += threads) {
     const float levels = static_cast<float>((1 << side.bits) - 1);
-    const float scale = (0.3f + uniform(key + 2000 + g)) * 2.0f / levels;
-    put(tile + number_offset(side, token, g, 0), scale, bfloat);
+    const float scale = (0.3f + uniform(key + 2000 + g)) * 2.0f / levels, other = uniform(key + 3000 + g);
+    put_group_number(tile + number_offset(side, token, g, 0), scale, side, bfloat);
     if (side.numbers == 2)
-      put(tile + number_offset(side, token, g, 1), -0.5f * levels * scale + 0.2f * uniform(key + 3000 + g) - 0.1f,
-          bfloat);
+      put_group_number(
+          tile + number_offset(side, token, g, 1),
+          side.integer_zero ? rintf(0.5f * levels + 6.0f * other - 3.0f) : -0.5f * levels * scale + 0.2f * other - 0.1f,
+          side, bfloat);
   }
 }
 

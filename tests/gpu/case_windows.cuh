@@ -4,6 +4,9 @@
 
 #include <kvq/runtime/kernels/common/page_view.h>
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <random>
@@ -12,6 +15,15 @@
 
 /// Sinks and rings of caches with random contents.
 namespace kvq::test {
+
+/// Stores a number of a group of codes.
+__device__ inline void put_group_number(std::byte* at, float x, const TileSide& side, bool bfloat) {
+  if (side.number_size == 4)
+    *reinterpret_cast<float*>(at) = x;
+  else
+    *reinterpret_cast<unsigned short*>(at) =
+        bfloat ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
+}
 
 /// What a case's kernels write and check.
 struct CaseWindows {

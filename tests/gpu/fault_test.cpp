@@ -250,9 +250,11 @@ struct FaultCase {
 };
 Artifact artifact_of(const FaultCase& c) {
   Artifact artifact = served_artifact(kWindows, 0);
-  if (c.generic)
-    for (TensorPlan* side : {&artifact.layers[0].k, &*artifact.layers[0].v})
-      std::get<UniformCoder>(side->coder).group_size = 32;
+  const auto coder = [](TensorPlan& plan) -> UniformCoder& { return std::get<UniformCoder>(plan.coder); };
+  if (!c.generic) return artifact;
+  for (TensorPlan* side : {&artifact.layers[0].k, &*artifact.layers[0].v}) coder(*side).group_size = 32;
+  LayerPlan& later = artifact.layers[2];
+  coder(later.k).bits = 3, coder(later.k).zero = ZeroKind::integer, coder(*later.v).scale_type = ScaleType::fp32;
   return artifact;
 }
 
@@ -449,7 +451,7 @@ TEST_CASE("Mappings and copies beyond the pools store nothing", "[runtime][gpu][
 
 TEST_CASE("Keys, values and queries that are not finite make results NaN", "[runtime][gpu][faults][emulated]") {
   const FaultCase c = GENERATE(FaultCase{0, false}, FaultCase{1, false}, FaultCase{2, false}, FaultCase{3, false},
-                               FaultCase{4, false}, FaultCase{0, true});
+                               FaultCase{4, false}, FaultCase{0, true}, FaultCase{2, true});
   CAPTURE(c.layer, c.generic);
   FaultRig rig(artifact_of(c), c.layer);
   const std::vector<std::uint16_t> q = FaultRig::rows(3 * rig.row(), 3);

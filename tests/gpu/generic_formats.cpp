@@ -20,6 +20,16 @@ GenericFormat named(const CacheFormat& format, int heads, bool bf16) {
           heads, bf16};
 }
 
+TileSide with_zeros(TileSide side) {
+  side.integer_zero = true;
+  return side;
+}
+/// With fp32 numbers.
+TileSide wide(TileSide side) {
+  side.number_size = 4;
+  return side;
+}
+
 /// A random quantized side that pages can hold.
 TileSide random_side(int head_dim, std::mt19937& random) {
   const int bits = head_dim % 64 == 0 && random() % 2 ? 2 : 4;
@@ -60,7 +70,21 @@ std::vector<GenericFormat> generic_formats() {
     const bool k_bfloat = random() % 3 == 0, v_bfloat = random() % 3 == 0;
     all.push_back(named({k, v, k_bfloat, v_bfloat}, heads, random() % 2 == 0));
   }
+  for (const GenericFormat& format : later_formats()) all.push_back(format);
   return all;
+}
+
+std::vector<GenericFormat> later_formats() {
+  return {
+      named({affine(128, 3, 128), symmetric(128, 3, 32)}, 4, true),
+      named({symmetric(256, 3, 64), affine(256, 3, 256), true, false}, 9, false),
+      named({affine(128, 3, 64), symmetric(64, 2, 64), false, true}, 2, true),
+      named({with_zeros(affine(128, 4, 128)), with_zeros(affine(128, 2, 32)), false, true}, 3, true),
+      named({wide(symmetric(96, 4, 32)), wide(affine(96, 4, 96))}, 5, false),
+      named({wide(with_zeros(affine(128, 3, 64))), with_zeros(affine(128, 3, 128))}, 8, true),
+      named({wide(affine(256, 4, 32)), wide(with_zeros(affine(256, 4, 32)))}, 6, true),
+      named({exact(128), wide(symmetric(128, 3, 128))}, 4, true),
+  };
 }
 
 }  // namespace kvq::test

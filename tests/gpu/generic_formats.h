@@ -22,5 +22,7 @@ struct GenericFormat {
 
 /// The formats, the same for each call.
 std::vector<GenericFormat> generic_formats();
+/// The last of them: three bits, zero points and fp32 numbers, which no tuned kernel has.
+std::vector<GenericFormat> later_formats();
 
 }  // namespace kvq::test

@@ -37,7 +37,7 @@ template <typename Variant>
 Fit fit_of(const Variant& variant, const PageVector& vector) {
   const auto fits = [&](const TileSide& side, bool bfloat, const TileSide& wanted, Side which) {
     return same_format(side, wanted) &&
-           (side.exact() || bfloat == (scale_type(vector.side(which).coder) == ScaleType::bf16));
+           (side.exact() || number_type_of(side, bfloat) == scale_type(vector.side(which).coder));
   };
   return {fits(variant.k, variant.k_bfloat, vector.pages.k, Side::k),
           fits(variant.v, variant.v_bfloat, vector.pages.v, Side::v)};
@@ -446,4 +446,26 @@ TEST_CASE("Hand-written pages and windows are what kernels write and read", "[ru
   WARN("page_vectors.json: no row of variants.json for the formats of: " << skipped);
   CHECK(taken.size() >= 8);
   CHECK(written >= 32 + 16);
+}
+
+TEST_CASE("Hand-written pages and windows are what generic kernels write and read",
+          "[runtime][gpu][golden][emulated]") {
+  int written = 0, vectors = 0;
+  for (const PageVector& vector : parse_page_vectors(schema::page_vectors)) {
+    INFO(vector.name << ": " << vector.why);
+    const TileSide &k = vector.pages.k, &v = vector.pages.v;
+    if (k.head_dim != v.head_dim || k.exact() || v.exact()) continue;  // the checks are for one head_dim, and for codes
+    ++vectors;
+    const CacheFormat format{k, v, has_bfloat_scales(vector.plan.k), has_bfloat_scales(*vector.plan.v)};
+    const Fit both{true, true};
+    if (vector.in_pages) {
+      written += check_write_pages(generic_write(format, true), vector, both);
+      check_dequantize_pages(generic_dequantize(format, true), vector, both);
+      check_decode_pages(generic_decode(format, 1, true), vector, both);
+    } else {
+      check_windows(generic_write(format, true), generic_dequantize(format, true), vector);
+    }
+  }
+  CHECK(vectors >= 25);
+  CHECK(written >= 100);
 }

@@ -20,19 +20,31 @@ __device__ Float number_at(const std::byte* at, bool bfloat) {
                                    : __half2float(__ushort_as_half(bits)));
 }
 
+/// A number of a group of codes.
+template <typename Float>
+__device__ Float group_number(const std::byte* at, const TileSide& side, bool bfloat) {
+  return side.number_size == 4 ? static_cast<Float>(*reinterpret_cast<const float*>(at)) : number_at<Float>(at, bfloat);
+}
+
 /// x_hat_rot of one channel of a coded token.
 template <typename Float>
 __device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, const std::byte* tile, int token,
                              int channel) {
   if (side.exact()) return number_at<Float>(tile + exact_offset(side.head_dim, token, channel), true);
-  const CodePlace place = code_place(side, channel);
-  const int offset = is_value ? value_code_offset(side, token, place.lane, place.byte)
-                              : key_code_offset(side, token, place.lane, place.byte);
-  const int code = static_cast<int>(tile[offset]) >> (place.slice * side.bits) & ((1 << side.bits) - 1);
+  const CodeParts parts = code_parts(side, channel);
+  const auto bits_of = [&](const BitField& field) {
+    const int offset = is_value ? value_code_offset(side, token, parts.lane, field.byte)
+                                : key_code_offset(side, token, parts.lane, field.byte);
+    return static_cast<int>(tile[offset]) >> field.shift & ((1 << field.width) - 1);
+  };
+  const int code = bits_of(parts.low) | (parts.high.width ? bits_of(parts.high) << parts.low.width : 0);
   const int group = channel / side.group_size;
-  const Float scale = number_at<Float>(tile + number_offset(side, token, group, 0), bfloat);
-  if (side.numbers == 2)
-    return static_cast<Float>(code) * scale + number_at<Float>(tile + number_offset(side, token, group, 1), bfloat);
+  const auto number = [&](int i) {
+    return group_number<Float>(tile + number_offset(side, token, group, i), side, bfloat);
+  };
+  const Float scale = number(0);
+  if (side.integer_zero) return (static_cast<Float>(code) - number(1)) * scale;
+  if (side.numbers == 2) return static_cast<Float>(code) * scale + number(1);
   return scale * (static_cast<Float>(2 * code - (1 << side.bits) + 1) / 2);
 }
 

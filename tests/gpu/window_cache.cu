@@ -3,6 +3,7 @@
 #include "device_memory.h"
 #include "plain_attention.cuh"
 
+#include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/kernels/plan_step/launch.h>
 #include <kvq/runtime/prepare.h>
 #include <kvq/device/launch.cuh>
@@ -146,7 +147,8 @@ TensorPlan cache_plan(const WindowCase& c, Side side) {
   UniformCoder coder;
   coder.bits = format.bits, coder.group_size = format.group_size, coder.rule = value ? c.rule_v : c.rule_k;
   coder.levels = format.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
-  coder.scale_type = (value ? c.write->v_bfloat : c.write->k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
+  coder.scale_type = number_type_of(format, value ? c.write->v_bfloat : c.write->k_bfloat);
+  coder.zero = format.integer_zero ? ZeroKind::integer : ZeroKind::floating;
   plan.coder = coder;
   if (coder.rule == ScaleRule::minmax) plan.clip_ratio = c.clip;
   return plan;

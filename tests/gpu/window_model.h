@@ -8,6 +8,7 @@
 #include <kvq/codec/page_codec.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/dtype.h>
+#include <kvq/plan/layer_pages.h>
 
 #include <algorithm>
 #include <array>
@@ -258,8 +259,8 @@ class WindowModel {
       return found;
     }
     found.codes.resize(dim), found.numbers.resize(static_cast<std::size_t>(side.groups() * side.numbers));
-    load_page_row(layout, which, (v ? c_.write->v_bfloat : c_.write->k_bfloat) ? ScaleType::bf16 : ScaleType::fp16,
-                  head, slot, bytes, found.codes, found.numbers);
+    load_page_row(layout, which, number_type_of(side, v ? c_.write->v_bfloat : c_.write->k_bfloat), head, slot, bytes,
+                  found.codes, found.numbers);
     return found;
   }
 

@@ -1,5 +1,6 @@
 #include "write_case.h"
 
+#include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/prepare.h>
 
 #include <cuda_bf16.h>
@@ -62,7 +63,8 @@ TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side
   UniformCoder coder;
   coder.bits = format.bits, coder.group_size = format.group_size, coder.rule = value ? c.rule_v : c.rule_k;
   coder.levels = format.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric;
-  coder.scale_type = (value ? variant.v_bfloat : variant.k_bfloat) ? ScaleType::bf16 : ScaleType::fp16;
+  coder.scale_type = number_type_of(format, value ? variant.v_bfloat : variant.k_bfloat);
+  coder.zero = format.integer_zero ? ZeroKind::integer : ZeroKind::floating;
   plan.coder = coder;
   if (coder.rule == ScaleRule::minmax) plan.clip_ratio = value ? c.clip_v : c.clip_k;
   return plan;

@@ -4,11 +4,18 @@
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 
+#include <bit>
 #include <sstream>
 
 namespace kvq::test {
 
 namespace {
+
+ScaleType type_of(const std::string& name) {
+  for (const ScaleType type : {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32})
+    if (name == to_string(type)) return type;
+  throw Error{ErrorKind::unsupported, "page_vectors.json: scale_type " + name};
+}
 
 TensorPlan side_of(const Json& side) {
   TensorPlan plan;
@@ -19,7 +26,8 @@ TensorPlan side_of(const Json& side) {
       .group_size = side.at("group_size"),
       .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
       .rule = affine ? ScaleRule::minmax : ScaleRule::absmax,
-      .scale_type = side.at("scale_type") == "bf16" ? ScaleType::bf16 : ScaleType::fp16,
+      .scale_type = type_of(side.at("scale_type")),
+      .zero = side.value("zero", "float") == "integer" ? ZeroKind::integer : ZeroKind::floating,
   };
   return plan;
 }
@@ -52,6 +60,13 @@ std::vector<std::byte> bytes_of(const Json& vector) {
   return bytes;
 }
 
+float number_of(ScaleType type, const std::string& hex) {
+  const auto bits = static_cast<std::uint32_t>(std::stoul(hex, nullptr, 16));
+  if (type == ScaleType::fp32) return std::bit_cast<float>(bits);
+  const auto two = static_cast<std::uint16_t>(bits);
+  return type == ScaleType::bf16 ? bf16_to_float(two) : f16_to_float(two);
+}
+
 std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16)); }
 
 PageVector::Row row_of(const Json& json, const PageVector& vector) {
@@ -70,12 +85,9 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
   }
   for (const char digit : json.at("codes").get<std::string>())
     row.codes.push_back(static_cast<std::uint8_t>(pattern_of(std::string(1, digit))));
-  const bool bf16 = scale_type(vector.side(row.side).coder) == ScaleType::bf16;
-  for (const char* field : {"scales", "minima"})
-    for (const Json& word : json.value(field, Json::array())) {
-      const std::uint16_t pattern = pattern_of(word);
-      row.numbers.push_back(bf16 ? bf16_to_float(pattern) : f16_to_float(pattern));
-    }
+  const ScaleType type = scale_type(vector.side(row.side).coder);
+  for (const char* field : {"scales", "minima", "zeros"})
+    for (const Json& word : json.value(field, Json::array())) row.numbers.push_back(number_of(type, word));
   return row;
 }
 
@@ -83,8 +95,8 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
 
 std::vector<PageVector> parse_page_vectors(const std::string& text) {
   const Json file = parse_json(text, "page_vectors.json");
-  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "2.0")
-    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 2.0"};
+  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "2.1")
+    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 2.1"};
   std::vector<PageVector> vectors;
   for (const Json& json : file.at("vectors")) {
     PageVector vector{

@@ -17,7 +17,7 @@ struct PageVector {
     int head = 0;
     int place = 0;                     ///< slot in the page; position if in a slot of exact rows
     std::vector<std::uint8_t> codes;   ///< [D]; empty for exact rows
-    std::vector<float> numbers;        ///< [G] scales, then for affine [G] minima
+    std::vector<float> numbers;        ///< [G] scales, then for affine [G] minima or zero points
     std::vector<std::uint16_t> exact;  ///< [D] bfloat16; empty for quantized rows
   };
 

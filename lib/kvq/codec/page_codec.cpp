@@ -27,32 +27,35 @@ Tile<Byte> tile_of(const PageLayout& layout, Side side, int head, int slot, std:
           page.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(format.bytes()))};
 }
 
-/// Where a channel's code lies.
-struct CodeBits {
-  std::size_t byte;
-  int shift;
-};
-
-template <typename Byte>
-CodeBits code_bits_of(const Tile<Byte>& tile, int channel) {
-  const CodePlace place = code_place(tile.format, channel);
-  const int byte = tile.side == Side::v ? value_code_offset(tile.format, tile.token, place.lane, place.byte)
-                                        : key_code_offset(tile.format, tile.token, place.lane, place.byte);
-  return {static_cast<std::size_t>(byte), place.slice * tile.format.bits};
+/// Calls action(byte of the tile, its field, first bit of the code) for each part of a channel's code.
+template <typename Byte, typename Action>
+void for_each_part(const Tile<Byte>& tile, int channel, const Action& action) {
+  const CodeParts parts = code_parts(tile.format, channel);
+  int first = 0;
+  for (const BitField& field : {parts.low, parts.high}) {
+    if (field.width == 0) continue;
+    const int byte = tile.side == Side::v ? value_code_offset(tile.format, tile.token, parts.lane, field.byte)
+                                          : key_code_offset(tile.format, tile.token, parts.lane, field.byte);
+    action(tile.bytes[static_cast<std::size_t>(byte)], field, first);
+    first += field.width;
+  }
 }
 
-/// Calls action(bytes of a scale or minimum, index among [G] scales, then [G] minima).
+unsigned mask_of(int width) { return (1u << width) - 1; }
+
+/// Calls action(bytes of a number, its index among [G] scales, then [G] minima or zero points).
 template <typename Byte, typename Action>
 void for_each_number(const Tile<Byte>& tile, const Action& action) {
   std::size_t index = 0;
   for (int number = 0; number < tile.format.numbers; ++number)
     for (int group = 0; group < tile.format.groups(); ++group)
-      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.format, tile.token, group, number)), 2),
+      action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.format, tile.token, group, number)),
+                                static_cast<std::size_t>(tile.format.number_size)),
              index++);
 }
 
 void check_row(const TileSide& side, ScaleType type, std::size_t codes, std::size_t numbers) {
-  KVQ_ASSERT(!side.exact() && type != ScaleType::fp32);
+  KVQ_ASSERT(!side.exact() && scale_bytes(type) == side.number_size);
   KVQ_ASSERT(codes == static_cast<std::size_t>(side.head_dim) &&
              numbers == static_cast<std::size_t>(side.groups() * side.numbers));
 }
@@ -86,12 +89,13 @@ void store_page_row(const PageLayout& layout, Side side, ScaleType type, int hea
                     std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page) {
   const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
   check_row(tile.format, type, codes.size(), numbers.size());
-  const unsigned mask = (1u << tile.format.bits) - 1;
   for (std::size_t channel = 0; channel < codes.size(); ++channel) {
-    KVQ_ASSERT(codes[channel] <= mask);
-    const CodeBits at = code_bits_of(tile, static_cast<int>(channel));
-    const unsigned others = std::to_integer<unsigned>(tile.bytes[at.byte]) & ~(mask << at.shift);
-    tile.bytes[at.byte] = static_cast<std::byte>(others | unsigned{codes[channel]} << at.shift);
+    KVQ_ASSERT(codes[channel] <= mask_of(tile.format.bits));
+    for_each_part(tile, static_cast<int>(channel), [&](std::byte& byte, const BitField& field, int first) {
+      const unsigned part = unsigned{codes[channel]} >> first & mask_of(field.width);
+      const unsigned others = std::to_integer<unsigned>(byte) & ~(mask_of(field.width) << field.shift);
+      byte = static_cast<std::byte>(others | part << field.shift);
+    });
   }
   for_each_number(tile,
                   [&](std::span<std::byte> at, std::size_t i) { store_numbers(type, numbers.subspan(i, 1), at); });
@@ -101,10 +105,12 @@ void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head
                    std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers) {
   const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
   check_row(tile.format, type, codes.size(), numbers.size());
-  const unsigned mask = (1u << tile.format.bits) - 1;
   for (std::size_t channel = 0; channel < codes.size(); ++channel) {
-    const CodeBits at = code_bits_of(tile, static_cast<int>(channel));
-    codes[channel] = static_cast<std::uint8_t>(std::to_integer<unsigned>(tile.bytes[at.byte]) >> at.shift & mask);
+    unsigned code = 0;
+    for_each_part(tile, static_cast<int>(channel), [&](std::byte byte, const BitField& field, int first) {
+      code |= (std::to_integer<unsigned>(byte) >> field.shift & mask_of(field.width)) << first;
+    });
+    codes[channel] = static_cast<std::uint8_t>(code);
   }
   for_each_number(tile,
                   [&](std::span<const std::byte> at, std::size_t i) { load_numbers(type, at, numbers.subspan(i, 1)); });

@@ -14,10 +14,10 @@
 /// index is out of range.
 namespace kvq {
 
-/// @param type     of scales and minima, fp16 or bf16
+/// @param type     of the numbers; its bytes are those of the side's numbers
 /// @param slot     of the page, 0 .. page_size - 1
 /// @param codes    [D], each below 2^bits
-/// @param numbers  [G] scales, then for affine [G] minima, each representable in `type`
+/// @param numbers  [G] scales, then for affine [G] minima or zero points, each representable in `type`
 /// @param page     [page_bytes()]
 void store_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                     std::span<const std::uint8_t> codes, std::span<const float> numbers, std::span<std::byte> page);

@@ -4,6 +4,7 @@
 
 #include <fmt/ranges.h>
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -36,14 +37,12 @@ struct SideCheck {
       if (dim % 16 != 0) side.fail("head_dim of exact rows", "multiples of 16", dim);
     }
     void operator()(const UniformCoder& coder) const {
-      if (coder.scale_type == ScaleType::fp32) side.fail("scale_type", "fp16, bf16", to_string(coder.scale_type));
-      if (coder.levels == UniformLevels::affine && coder.zero != ZeroKind::floating)
-        side.fail("zero", to_string(ZeroKind::floating), to_string(coder.zero));
       if (mixed) return;  // mixed rows have no single width and no group size
-      if (coder.bits != 2 && coder.bits != 4)
-        side.fail("bits", "2, 4 and 16 (exact)", coder.bits);
-      else if (dim * coder.bits % 128 != 0)
-        side.fail("head_dim", fmt::format("multiples of {} with {} bits", 128 / coder.bits, coder.bits), dim);
+      if (coder.bits < 2 || coder.bits > 4)
+        side.fail("bits", "2, 3, 4 and 16 (exact)", coder.bits);
+      else if (dim * coder.bits % 128 != 0)  // a lane's codes are whole words
+        side.fail("head_dim", fmt::format("multiples of {} with {} bits", 128 / std::gcd(128, coder.bits), coder.bits),
+                  dim);
       if (coder.group_size % 32 != 0) side.fail("group_size", "multiples of 32", coder.group_size);
     }
     void operator()(const CodebookCoder& coder) const { refuse(coder); }
@@ -53,10 +52,22 @@ struct SideCheck {
   };
 };
 
+bool has_integer_zero(const Coder& coder) {
+  const auto* uniform = std::get_if<UniformCoder>(&coder);
+  return uniform && uniform->levels == UniformLevels::affine && uniform->zero == ZeroKind::integer;
+}
+
 TileSide tile_side(const TensorPlan& plan, int dim) {
   // Exact rows have no groups, but code divides by group_size: it is head_dim, as in WindowLayout's defaults.
   if (is_exact(plan.coder)) return {dim, 16, dim, 0};
-  return {dim, code_bits(plan.coder), group_size(plan.coder), numbers_per_group(plan.coder)};
+  return {
+      .head_dim = dim,
+      .bits = code_bits(plan.coder),
+      .group_size = group_size(plan.coder),
+      .numbers = numbers_per_group(plan.coder),
+      .number_size = scale_bytes(scale_type(plan.coder)),
+      .integer_zero = has_integer_zero(plan.coder),
+  };
 }
 
 }  // namespace
@@ -92,9 +103,15 @@ bool has_bfloat_scales(const TensorPlan& plan) {
   return !is_exact(plan.coder) && scale_type(plan.coder) == ScaleType::bf16;
 }
 
+ScaleType number_type_of(const TileSide& side, bool bfloat) {
+  return side.number_size == 4 ? ScaleType::fp32 : bfloat ? ScaleType::bf16 : ScaleType::fp16;
+}
+
 std::string side_name(const TileSide& side, bool bfloat) {
   if (side.exact()) return "bf16";
-  return fmt::format("{}{}g{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size, bfloat ? "b" : "");
+  const char* type = side.number_size == 4 ? "f" : bfloat ? "b" : "";
+  return fmt::format("{}{}g{}{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size,
+                     side.integer_zero ? "z" : "", type);
 }
 
 WindowLayouts window_layouts_of(const PageLayout& pages, const Windows& windows, int max_rollback) {

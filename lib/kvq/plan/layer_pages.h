@@ -35,11 +35,15 @@ bool is_page_size(int tokens);
 /// @throws           Error{unsupported} naming layer, side, what is supported and what was found, all faults at once
 PageLayout page_layout_of(const LayerPlan& plan, int page_size);
 
-/// Whether a side's scales and minima are bfloat16.
+/// Whether a side's numbers, its scales and minima or zero points, are bfloat16.
 bool has_bfloat_scales(const TensorPlan& plan);
 
-/// Format of a side as runtime/variants.json writes it: "u2g128"; "bf16" for exact rows.
-/// @param bfloat  scales and minima are bfloat16
+/// Type of a side's numbers. @param bfloat  numbers of two bytes are bfloat16, else fp16
+ScaleType number_type_of(const TileSide& side, bool bfloat);
+
+/// Format of a side as runtime/variants.json writes it: "u2g128"; "bf16" for exact rows. Behind the group size stand z
+/// for integer zero points, then b for bfloat16 numbers or f for fp32: "u4g128zf".
+/// @param bfloat  numbers of two bytes are bfloat16
 std::string side_name(const TileSide& side, bool bfloat);
 
 /// Layouts of a layer's two pools of exact rows; a pool without rows is not needed.

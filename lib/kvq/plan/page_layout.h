@@ -17,29 +17,32 @@ constexpr int kTileTokens = 16;  ///< tokens of a tile; a page has whole tiles
 /// Size of the chunks of an exact (bfloat16) row that exact_offset() exchanges.
 constexpr int kExactChunkBytes = 16;
 
-/// Format of the tiles of one side: `bits` for each channel, and for each group a 16-bit scale with or without a 16-bit
-/// minimum. A tile holds 16 tokens of one KV head: first the codes, then the scales and minima.
+/// Format of the tiles of one side: `bits` for each channel, and for each group a scale with or without a minimum or
+/// zero point. A tile holds 16 tokens of one KV head: first the codes, then the numbers of the groups.
 struct TileSide {
   int head_dim = 128;
-  int bits = 2;          ///< 2 or 4; 16 = exact rows
-  int group_size = 128;  ///< channels that share a scale; a multiple of 32 that divides head_dim
-  int numbers = 2;       ///< per group: 2 for scale and minimum, 1 for the scale alone, 0 for exact rows
+  int bits = 2;               ///< 2, 3 or 4; 16 = exact rows
+  int group_size = 128;       ///< channels that share a scale; a multiple of 32 that divides head_dim
+  int numbers = 2;            ///< per group: 2 for scale and minimum or zero point, 1 for the scale alone, 0 exact rows
+  int number_size = 2;        ///< bytes of a number: 2, or 4 for fp32
+  bool integer_zero = false;  ///< the second number is a zero point, so x = (code - zero) * scale
 
   KVQ_HD constexpr bool exact() const { return bits == 16; }
   /// Bytes of a piece. Four lanes share a row: lane t holds the channels 32 j + 8 t + e with e = 0..7, its piece of the
-  /// row; see code_place().
+  /// row; see code_place() and code_parts().
   KVQ_HD constexpr int piece_bytes() const { return head_dim * bits / 32; }
-  KVQ_HD constexpr int codes_per_byte() const { return 8 / bits; }
+  KVQ_HD constexpr int codes_per_byte() const { return 8 / bits; }  ///< not of three bits, whose codes cross bytes
+  KVQ_HD constexpr int units() const { return head_dim / 128; }     ///< of three bits: four steps of 32 channels
   KVQ_HD constexpr int words() const { return piece_bytes() / 4; }
   KVQ_HD constexpr int groups() const { return exact() ? 0 : head_dim / group_size; }
   KVQ_HD constexpr int code_bytes() const {
     return exact() ? kTileTokens * head_dim * 2 : kTileTokens * 4 * piece_bytes();
   }
-  KVQ_HD constexpr int number_bytes() const { return kTileTokens * groups() * numbers * 2; }
+  KVQ_HD constexpr int number_bytes() const { return kTileTokens * groups() * numbers * number_size; }
   KVQ_HD constexpr int bytes() const { return code_bytes() + number_bytes(); }
 };
 
-/// Where a channel's code lies in its row's four pieces.
+/// Where a channel's code of 2 or 4 bits lies in its row's four pieces.
 struct CodePlace {
   int lane = 0;   ///< t, 0..3
   int byte = 0;   ///< of the piece, 0 .. piece_bytes - 1
@@ -64,6 +67,52 @@ KVQ_HD constexpr int code_channel(const TileSide& side, const CodePlace& place) 
   return 32 * step + 8 * place.lane + 4 * (paired ? word % 2 : place.slice % 2) + place.byte % 4;
 }
 
+/// Bits [shift, shift + width) of a byte of a piece. Width 0: nothing.
+struct BitField {
+  int byte = 0, shift = 0, width = 0;
+};
+
+/// Where a channel's code of any width lies: `low` has its first bits, `high` those behind them. Only every fourth step
+/// of three bits has a `high`.
+struct CodeParts {
+  int lane = 0;  ///< t, 0..3
+  BitField low = {}, high = {};
+};
+
+/// Three bits: the steps 4 n .. 4 n + 3 of unit n share a pair of words, which has eight bits for each channel of a
+/// step, and a half word w = 0, 1 of a third one, which has four. Of the step 4 n + 2 the pair has the two low bits.
+KVQ_HD constexpr CodeParts code_parts(const TileSide& side, int channel) {
+  if (side.bits != 3) {
+    const CodePlace place = code_place(side, channel);
+    return {place.lane, {place.byte, place.slice * side.bits, side.bits}, {}};
+  }
+  const int n = channel / 128, step = channel / 32 % 4, t = channel / 8 % 4, w = channel / 4 % 2, i = channel % 4;
+  const int pair = (2 * n + w) * 4 + i, single = (2 * side.units() + n) * 4 + i;
+  if (step == 3) return {t, {single, 4 * w, 3}, {}};
+  if (step == 2) return {t, {pair, 6, 2}, {single, 4 * w + 3, 1}};
+  return {t, {pair, 3 * step, 3}, {}};
+}
+
+/// The bits [first, first + width) of a channel's code, at bits [shift, shift + width) of a byte.
+struct BytePart {
+  int channel = 0, first = 0, shift = 0, width = 0;
+};
+/// Number of codes that a byte of a piece has bits of.
+KVQ_HD constexpr int parts_of_byte(const TileSide& side, int byte) {
+  if (side.bits != 3) return side.codes_per_byte();
+  return byte < 8 * side.units() ? 3 : 4;
+}
+/// Inverse of code_parts(). @param part  0 .. parts_of_byte() - 1
+KVQ_HD constexpr BytePart byte_part(const TileSide& side, int lane, int byte, int part) {
+  if (side.bits != 3) return {code_channel(side, {lane, byte, part}), 0, part * side.bits, side.bits};
+  const int word = byte / 4, in_step = 8 * lane + byte % 4;
+  if (word < 2 * side.units())
+    return {32 * (word / 2 * 4 + part) + word % 2 * 4 + in_step, 0, 3 * part, part == 2 ? 2 : 3};
+  const int first_step = 4 * (word - 2 * side.units()), w = part / 2;
+  if (part % 2) return {32 * (first_step + 2) + 4 * w + in_step, 2, 4 * w + 3, 1};
+  return {32 * (first_step + 3) + 4 * w + in_step, 0, 4 * w, 3};
+}
+
 /// A lane reads the pieces of two rows, one after the other, in chunks of this size. A tile stores chunk c of all 32
 /// lanes before chunk c + 1.
 KVQ_HD constexpr int chunk_bytes(const TileSide& side) { return side.piece_bytes() % 8 == 0 ? 16 : 8; }
@@ -80,12 +129,13 @@ KVQ_HD constexpr int key_code_offset(const TileSide& side, int token, int lane, 
 
 /// Half of a value's piece that a byte belongs to, and the byte's index in that half. Of the two words of a step the
 /// first belongs to half 0, the second to half 1. If the number of words is odd, two bytes of the last word belong to
-/// each half.
+/// each half. Of three bits two bytes of every word do, so that both parts of a code are in one half.
 struct ValueByte {
   int half = 0;
   int index = 0;  ///< 0 .. piece_bytes / 2 - 1
 };
 KVQ_HD constexpr ValueByte value_byte(const TileSide& side, int byte) {
+  if (side.bits == 3) return {byte % 4 / 2, byte / 4 * 2 + byte % 2};
   const int paired = side.words() / 2 * 8;
   if (byte < paired) return {byte / 4 % 2, byte / 8 * 4 + byte % 4};
   return {byte % 4 / 2, paired / 2 + byte % 2};
@@ -98,10 +148,10 @@ KVQ_HD constexpr int value_code_offset(const TileSide& side, int token, int lane
   return chunk_offset(side, (2 * lane + place.half) * 4 + token % 8 / 2, place.index * 4 + token % 2 * 2 + token / 8);
 }
 
-/// Offset in the tile of a scale (`number` 0) or a minimum (1): behind the codes, group by group. Tokens r and r + 8
-/// lie side by side.
+/// Offset in the tile of a scale (`number` 0) or a minimum or zero point (1): behind the codes, group by group. Tokens
+/// r and r + 8 lie side by side.
 KVQ_HD constexpr int number_offset(const TileSide& side, int token, int group, int number) {
-  return side.code_bytes() + (((group * 8 + token % 8) * 2 + token / 8) * side.numbers + number) * 2;
+  return side.code_bytes() + (((group * 8 + token % 8) * 2 + token / 8) * side.numbers + number) * side.number_size;
 }
 
 /// Offset in the tile of a channel of an exact row. If 64 divides head_dim, each run of eight 16-byte chunks is
@@ -117,6 +167,8 @@ KVQ_HD constexpr int exact_offset(int head_dim, int token, int channel) {
 /// registers.
 KVQ_HD constexpr int value_place(const TileSide& side, int channel) {
   if (side.exact()) return channel;
+  if (side.bits == 3)
+    return channel / 32 * 32 + channel / 4 % 2 * 16 + channel % 2 * 8 + channel / 8 % 4 * 2 + channel / 2 % 2;
   const CodePlace code = code_place(side, channel);
   const ValueByte byte = value_byte(side, code.byte);
   return (byte.index / 2 * side.codes_per_byte() + code.slice) * 16 + byte.index % 2 * 8 + 2 * code.lane + byte.half;
@@ -124,6 +176,7 @@ KVQ_HD constexpr int value_place(const TileSide& side, int channel) {
 
 /// The step of 32 channels that a block of 16 value rows belongs to; its group is step / (group_size / 32).
 KVQ_HD constexpr int value_step(const TileSide& side, int block) {
+  if (side.bits == 3) return block / 2;
   const int h = block / side.codes_per_byte(), slice = block % side.codes_per_byte(), pairs = side.words() / 2;
   return h < 2 * pairs ? h / 2 * side.codes_per_byte() + slice : pairs * side.codes_per_byte() + slice / 2;
 }
@@ -131,6 +184,7 @@ KVQ_HD constexpr int value_step(const TileSide& side, int block) {
 /// Inverse of value_place().
 KVQ_HD constexpr int value_channel(const TileSide& side, int place) {
   if (side.exact()) return place;
+  if (side.bits == 3) return place / 32 * 32 + place % 8 / 2 * 8 + place / 16 % 2 * 4 + place % 2 * 2 + place / 8 % 2;
   const int block = place / 16, row = place % 16, h = block / side.codes_per_byte(),
             slice = block % side.codes_per_byte();
   const int channel = 32 * value_step(side, block) + row % 8 / 2 * 8;

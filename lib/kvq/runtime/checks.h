@@ -48,7 +48,8 @@ inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
 
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
-         (a.exact() || a.group_size == b.group_size);
+         (a.exact() ||
+          (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero));
 }
 
 inline bool same_format(const CacheFormat& a, const CacheFormat& b) {

@@ -18,7 +18,8 @@ int distance(const Variant& row, const KernelKey& key) {
   int far = 8 * (row.k.head_dim != key.k.head_dim);
   if constexpr (requires { row.bf16; }) far += 4 * (row.bf16 != key.bf16);
   const auto add = [&](const TileSide& a, bool a_bfloat, const TileSide& b, bool b_bfloat) {
-    far += 2 * (a.bits != b.bits) + (a.numbers != b.numbers) + (a.group_size != b.group_size) + (a_bfloat != b_bfloat);
+    far += 2 * (a.bits != b.bits) + (a.numbers != b.numbers) + (a.group_size != b.group_size) +
+           (a.integer_zero != b.integer_zero) + (number_type_of(a, a_bfloat) != number_type_of(b, b_bfloat));
   };
   add(row.k, row.k_bfloat, key.k, key.k_bfloat);
   add(row.v, row.v_bfloat, key.v, key.v_bfloat);

@@ -85,16 +85,20 @@ struct Format {
   int dim, bits, group;
   UniformLevels levels;
   ScaleType type;
+  ZeroKind zero = ZeroKind::floating;
 };
 
 std::vector<Format> formats() {
   std::vector<Format> all;
-  for (const int bits : {2, 4})
+  for (const int bits : {2, 3, 4})
     for (const int dim : {32, 64, 96, 128, 192, 256})
       for (const int group : {32, 64, 96, 128, 256})
         if (dim * bits % 128 == 0 && dim % group == 0)
-          for (const auto levels : {UniformLevels::affine, UniformLevels::symmetric})
-            for (const auto type : {ScaleType::fp16, ScaleType::bf16}) all.push_back({dim, bits, group, levels, type});
+          for (const auto type : {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}) {
+            all.push_back({dim, bits, group, UniformLevels::affine, type});
+            all.push_back({dim, bits, group, UniformLevels::symmetric, type});
+            if (dim == 128) all.push_back({dim, bits, group, UniformLevels::affine, type, ZeroKind::integer});
+          }
   return all;
 }
 
@@ -107,6 +111,7 @@ TensorPlan tensor_plan(const Format& format) {
       .levels = format.levels,
       .rule = affine ? ScaleRule::minmax : ScaleRule::norm,
       .scale_type = format.type,
+      .zero = format.zero,
   };
   if (affine) plan.clip_ratio = {1.0, 1.0};
   return plan;
@@ -131,7 +136,7 @@ LayerPlan layer_plan(const Format& format) {
 
 std::string name(const Format& f) {
   return std::to_string(f.dim) + " x " + std::to_string(f.bits) + " bits, group " + std::to_string(f.group) + " " +
-         to_string(f.levels) + " " + to_string(f.type);
+         to_string(f.levels) + " " + to_string(f.type) + " " + to_string(f.zero);
 }
 
 std::vector<std::byte> random_bytes(std::int64_t count, std::uint64_t seed) {
@@ -291,6 +296,29 @@ TEST_CASE("Exact rows in pages keep NaN, and turn infinities into NaN", "[codec]
     store_page_row(pages, side, 0, 5, row, page);
     load_page_row(pages, side, 0, 5, page, back);
     CHECK(test::first_bit_difference(back, expected) == "");
+  }
+}
+
+TEST_CASE("Pages hold poisoned rows of every format", "[codec]") {
+  for (const Format& format : formats()) {
+    if (format.dim != 128) continue;
+    INFO(name(format));
+    const LayerPlan plan = layer_plan(format);
+    const PageLayout layout = page_layout_of(plan, 16);
+    const RowCodec codec(plan.k, 0, format.dim);
+    std::vector<float> row = test::gaussian(static_cast<std::size_t>(format.dim), 5);
+    row[97] = -HUGE_VALF;
+    std::vector<std::uint8_t> codes(row.size()), back(row.size(), 255);
+    std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers())), numbers_back(numbers.size());
+    codec.encode(row, codes, numbers);
+    std::vector<std::byte> page = random_bytes(layout.page_bytes(), 3);
+    for (const Side side : kSides) {
+      store_page_row(layout, side, format.type, 0, 6, codes, numbers, page);
+      load_page_row(layout, side, format.type, 0, 6, page, back, numbers_back);
+      CHECK(back == std::vector<std::uint8_t>(row.size(), 0));
+      CHECK(test::first_bit_difference(numbers_back,
+                                       std::vector<float>(numbers.size(), std::bit_cast<float>(0x7fc00000u))) == "");
+    }
   }
 }
 

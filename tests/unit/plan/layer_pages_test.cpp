@@ -58,6 +58,31 @@ TEST_CASE("A plan that fits becomes a layout with each side's own format", "[pla
   CHECK((layout.v.exact() && layout.v.head_dim == 80 && layout.v.groups() == 0));
 }
 
+TEST_CASE("A side's layout has its numbers: type, zero points", "[plan]") {
+  LayerPlan plan = supported();
+  const auto sides = [&] { return page_layout_of(plan, 16); };
+  const auto name_of = [&](Side side) {
+    return side == Side::k ? side_name(sides().k, has_bfloat_scales(plan.k))
+                           : side_name(sides().v, has_bfloat_scales(*plan.v));
+  };
+  CHECK((name_of(Side::k) == "u4g64" && name_of(Side::v) == "s2g128"));
+  values(plan).bits = 3, keys(plan).zero = ZeroKind::integer;
+  CHECK((name_of(Side::k) == "u4g64z" && name_of(Side::v) == "s3g128"));
+  CHECK((sides().k.integer_zero && sides().k.numbers == 2 && sides().k.number_size == 2));
+  values(plan).scale_type = ScaleType::bf16, keys(plan).scale_type = ScaleType::fp32;
+  CHECK((name_of(Side::k) == "u4g64zf" && name_of(Side::v) == "s3g128b"));
+  CHECK((sides().k.number_size == 4 && sides().v.number_size == 2 && !sides().v.integer_zero));
+  CHECK(sides().page_bytes() == 2 * 16 * (192 / 2 + 3 * 2 * 4 + 3 * 128 / 8 + 2));
+  values(plan).scale_type = ScaleType::fp32, keys(plan).zero = ZeroKind::floating;
+  CHECK((name_of(Side::k) == "u4g64f" && name_of(Side::v) == "s3g128f"));
+  for (const ScaleType type : {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}) {
+    values(plan).scale_type = type;
+    CHECK(number_type_of(sides().v, has_bfloat_scales(*plan.v)) == type);
+  }
+  plan.v->coder = ExactCoder{};
+  CHECK((name_of(Side::v) == "bf16" && !sides().v.integer_zero && sides().v.number_size == 2));
+}
+
 TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan]") {
   CHECK(refusal([](LayerPlan&) {}) == "no error");
   CHECK(refusal([](LayerPlan&) {}, 48) ==
@@ -72,14 +97,10 @@ TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan
         "unsupported: pages: layer 3 v: widths of channels: supported one for all, found mixed widths");
   CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) ==
         "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
-  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 3; }) ==
-        "unsupported: pages: layer 3 k: bits: supported 2, 4 and 16 (exact), found 3");
+  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 1; }) ==
+        "unsupported: pages: layer 3 k: bits: supported 2, 3, 4 and 16 (exact), found 1");
   CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) ==
-        "unsupported: pages: layer 3 v: bits: supported 2, 4 and 16 (exact), found 8");
-  CHECK(refusal([](LayerPlan& p) { keys(p).scale_type = ScaleType::fp32; }) ==
-        "unsupported: pages: layer 3 k: scale_type: supported fp16, bf16, found fp32");
-  CHECK(refusal([](LayerPlan& p) { keys(p).zero = ZeroKind::integer; }) ==
-        "unsupported: pages: layer 3 k: zero: supported float, found integer");
+        "unsupported: pages: layer 3 v: bits: supported 2, 3, 4 and 16 (exact), found 8");
   CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) ==
         "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
   CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) ==
@@ -93,6 +114,8 @@ TEST_CASE("A head_dim whose pieces are not whole words is refused", "[plan]") {
   CHECK(with(80, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 80");
   CHECK(with(80, 4) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 32 with 4 bits, found 80");
   CHECK(with(96, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 96");
+  CHECK(with(192, 3) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 128 with 3 bits, found 192");
+  for (const int dim : {128, 256}) CHECK(with(dim, 3) == "no error");
   for (const int dim : {32, 64, 96, 128, 160, 192, 224, 256}) CHECK(with(dim, 4) == "no error");
   for (const int dim : {64, 128, 192, 256}) CHECK(with(dim, 2) == "no error");
   CHECK(refusal([](LayerPlan& p) { p.geometry.head_dim = 72, p.k.coder = ExactCoder{}; }) ==
@@ -111,14 +134,13 @@ TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, ce
 TEST_CASE("All faults of a plan are told at once", "[plan]") {
   const std::string text = refusal(
       [](LayerPlan& p) {
-        keys(p).bits = 3, keys(p).scale_type = ScaleType::fp32, keys(p).zero = ZeroKind::integer;
+        keys(p).bits = 5, keys(p).group_size = 48;
         p.k.centroids = Centroids{.count = 2};
         p.v->coder = TrellisCoder{};
       },
       8);
   CHECK_THAT(text, StartsWith("unsupported: pages: layer 3: page_size"));
-  for (const char* part : {"k: centroids", "k: scale_type", "k: zero", "k: bits", "v: coder"})
-    CHECK_THAT(text, Contains(part));
+  for (const char* part : {"k: centroids", "k: bits", "k: group_size", "v: coder"}) CHECK_THAT(text, Contains(part));
 }
 
 TEST_CASE("Only pages of 16, 32, 64 and 128 tokens are page sizes", "[plan]") {

@@ -14,17 +14,18 @@ namespace {
 /// Every format of pages.md up to head_dim 576.
 std::vector<TileSide> all_sides() {
   std::vector<TileSide> sides;
-  for (const int bits : {2, 4})
-    for (int dim = 128 / bits; dim <= 576; dim += 128 / bits)
+  for (const int bits : {2, 3, 4})
+    for (int dim = 32; dim <= 576; dim += 32)
       for (int group = 32; group <= dim; group += 32)
-        if (dim % group == 0)
-          for (const int numbers : {1, 2}) sides.push_back({dim, bits, group, numbers});
+        if (dim * bits % 128 == 0 && dim % group == 0)
+          for (const int numbers : {1, 2}) sides.push_back({dim, bits, group, numbers, group % 64 ? 2 : 4});
   return sides;
 }
 
 std::string name(const TileSide& side) {
   return std::to_string(side.head_dim) + " x " + std::to_string(side.bits) + " bits, group " +
-         std::to_string(side.group_size) + ", " + std::to_string(side.numbers) + " numbers";
+         std::to_string(side.group_size) + ", " + std::to_string(side.numbers) + " numbers of " +
+         std::to_string(side.number_size);
 }
 
 /// Counts how often each bit of a tile is used; take() counts bits [8 byte + first, + count).
@@ -51,19 +52,67 @@ TEST_CASE("Every code and number of a tile has bits of its own, and a tile has n
       BitCount taken(side.bytes());
       for (int token = 0; token < kTileTokens; ++token) {
         for (int channel = 0; channel < side.head_dim; ++channel) {
-          const CodePlace place = code_place(side, channel);
-          REQUIRE(code_channel(side, place) == channel);
-          const int byte = which == Side::v ? value_code_offset(side, token, place.lane, place.byte)
-                                            : key_code_offset(side, token, place.lane, place.byte);
-          REQUIRE(byte < side.code_bytes());
-          taken.take(byte, place.slice * side.bits, side.bits);
+          const CodeParts parts = code_parts(side, channel);
+          REQUIRE(parts.low.width + parts.high.width == side.bits);
+          for (const BitField& field : {parts.low, parts.high}) {
+            if (field.width == 0) continue;
+            const int byte = which == Side::v ? value_code_offset(side, token, parts.lane, field.byte)
+                                              : key_code_offset(side, token, parts.lane, field.byte);
+            REQUIRE(byte < side.code_bytes());
+            taken.take(byte, field.shift, field.width);
+          }
         }
         for (int group = 0; group < side.groups(); ++group)
           for (int number = 0; number < side.numbers; ++number)
-            taken.take(number_offset(side, token, group, number), 0, 16);
+            taken.take(number_offset(side, token, group, number), 0, 8 * side.number_size);
       }
       CHECK(taken.each_once());
     }
+}
+
+TEST_CASE("byte_part is the inverse of code_parts", "[plan]") {
+  for (const TileSide& side : all_sides()) {
+    INFO(name(side));
+    std::vector<int> bits_found(static_cast<std::size_t>(side.head_dim), 0);
+    for (int lane = 0; lane < 4; ++lane)
+      for (int byte = 0; byte < side.piece_bytes(); ++byte) {
+        int shift = 0;
+        for (int i = 0; i < parts_of_byte(side, byte); ++i) {
+          const BytePart part = byte_part(side, lane, byte, i);
+          const CodeParts parts = code_parts(side, part.channel);
+          const BitField& field = part.first == 0 ? parts.low : parts.high;
+          CHECK(parts.lane == lane);
+          CHECK(part.first == (part.first == 0 ? 0 : parts.low.width));
+          CHECK((field.byte == byte && field.shift == part.shift && field.width == part.width));
+          CHECK(part.shift == shift);
+          shift += part.width;
+          bits_found.at(static_cast<std::size_t>(part.channel)) += part.width;
+        }
+        CHECK(shift == 8);
+      }
+    CHECK(bits_found == std::vector<int>(bits_found.size(), side.bits));
+  }
+}
+
+TEST_CASE("Both parts of a code of three bits are in the byte and the half of their channel", "[plan]") {
+  for (const int dim : {128, 256}) {
+    const TileSide side{dim, 3, 128, 2};
+    int split = 0;
+    for (int channel = 0; channel < dim; ++channel) {
+      const CodeParts parts = code_parts(side, channel);
+      const int w = channel / 4 % 2, unit = channel / 128;
+      CHECK(parts.low.byte % 4 == channel % 4);
+      if (channel / 32 % 4 < 3) CHECK(parts.low.byte / 4 == 2 * unit + w);
+      if (parts.high.width == 0) continue;
+      ++split;
+      CHECK(parts.high.byte / 4 == 2 * side.units() + unit);
+      CHECK(parts.high.byte % 4 == parts.low.byte % 4);
+      const ValueByte low = value_byte(side, parts.low.byte), high = value_byte(side, parts.high.byte);
+      CHECK(low.half == high.half);
+      CHECK(low.index % 2 == high.index % 2);
+    }
+    CHECK(split == dim / 4);
+  }
 }
 
 TEST_CASE("Every channel of an exact tile has two bytes of its own", "[plan]") {
@@ -132,11 +181,21 @@ TEST_CASE("A lane of a value tile finds in a word one block row of its four toke
     INFO(name(side));
     for (int token = 0; token < kTileTokens; ++token)
       for (int channel = 0; channel < side.head_dim; ++channel) {
-        const CodePlace code = code_place(side, channel);
+        const CodeParts code = code_parts(side, channel);
         const int place = value_place(side, channel), r = place % 8, u = token % 8 / 2, i = token % 2 * 2 + token / 8;
-        const int h = place / 16 / side.codes_per_byte() * 2 + place / 8 % 2;
-        CHECK(place / 16 % side.codes_per_byte() == code.slice);
-        CHECK(value_code_offset(side, token, code.lane, code.byte) == chunk_offset(side, 4 * r + u, 4 * h + i));
+        for (const BitField& field : {code.low, code.high}) {
+          if (field.width == 0) continue;
+          const int at = value_code_offset(side, token, code.lane, field.byte);
+          // Of three bits the word h belongs to both blocks of its steps.
+          int h = place / 16 / side.codes_per_byte() * 2 + place / 8 % 2;
+          if (side.bits == 3) {
+            h = value_byte(side, field.byte).index;
+            CHECK(h % 2 == place / 8 % 2);
+          } else {
+            CHECK(place / 16 % side.codes_per_byte() == field.shift / side.bits);
+          }
+          CHECK(at == chunk_offset(side, 4 * r + u, 4 * h + i));
+        }
       }
   }
 }
@@ -147,6 +206,8 @@ TEST_CASE("Tiles have the written sizes and keep every load aligned", "[plan]") 
   };
   CHECK(token_bytes(128, 2, 128, 2) == 72);
   CHECK(token_bytes(128, 2, 128, 1) == 68);
+  CHECK(token_bytes(128, 3, 128, 2) == 104);
+  CHECK(token_bytes(256, 3, 128, 1) == 200);
   CHECK(token_bytes(128, 4, 128, 2) == 136);
   CHECK(token_bytes(64, 2, 64, 2) == 40);
   CHECK(token_bytes(96, 4, 96, 1) == 100);
@@ -154,7 +215,8 @@ TEST_CASE("Tiles have the written sizes and keep every load aligned", "[plan]") 
   CHECK(token_bytes(128, 16, 128, 0) == 512);
   for (const TileSide& side : all_sides()) {
     INFO(name(side));
-    CHECK(side.bytes() == kTileTokens * (side.head_dim * side.bits / 8 + side.groups() * side.numbers * 2));
+    CHECK(side.bytes() ==
+          kTileTokens * (side.head_dim * side.bits / 8 + side.groups() * side.numbers * side.number_size));
     CHECK(side.bytes() % 32 == 0);
     CHECK(side.code_bytes() % 32 == 0);
     CHECK(2 * side.piece_bytes() % chunk_bytes(side) == 0);
@@ -179,8 +241,8 @@ TEST_CASE("Tiles of all heads and slots fill a page without gap or overlap", "[p
 }
 
 TEST_CASE("Window rows and channels fill a slot, and positions go around it", "[plan]") {
-  for (const TileSide& coded :
-       {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2}, TileSide{128, 4, 32, 2}}) {
+  for (const TileSide& coded : {TileSide{128, 2, 128, 2}, TileSide{64, 2, 64, 1}, TileSide{96, 4, 96, 2},
+                                TileSide{128, 4, 32, 2}, TileSide{128, 3, 128, 2}, TileSide{256, 3, 64, 1}}) {
     const int dim = coded.head_dim;
     const WindowLayout layout{
         .num_kv_heads = 2,

@@ -81,14 +81,29 @@ TEST_CASE("Sides of different head_dim have generic kernels", "[plan]") {
   CHECK(kinds(plan) == "gggg");
 }
 
+TEST_CASE("Three bits, zero points and fp32 numbers have generic kernels", "[plan]") {
+  const auto tuned = [](const TensorPlan& side) { return kinds(layer(side, side)) != "gggt"; };
+  CHECK(tuned(affine(2, 128)));
+  TensorPlan side = affine(3, 128);
+  CHECK_FALSE(tuned(side));
+  CHECK(cache_format_name(layer(side, side)) == "u3g128");
+  side = affine(4, 128, ScaleType::fp32);
+  CHECK_FALSE(tuned(side));
+  CHECK(cache_format_name(layer(side, side)) == "u4g128f");
+  side = affine(2, 128);
+  std::get<UniformCoder>(side.coder).zero = ZeroKind::integer;
+  CHECK_FALSE(tuned(side));
+  CHECK(cache_format_name(layer(side, side)) == "u2g128z");
+}
+
 TEST_CASE("A layer that is not served says why", "[plan]") {
-  LayerPlan plan = layer(affine(3, 128), affine(2, 128));
+  LayerPlan plan = layer(affine(5, 128), affine(2, 128));
   plan.v->coder = TrellisCoder{};
   const ServedBy served = served_by(plan, Activation::bf16);
   CHECK_FALSE(served.is_served());
   CHECK(kinds(plan) == "----");
   REQUIRE(served.refused.size() == 2);
-  CHECK(served.refused[0] == PageFault{Side::k, "bits", "2, 4 and 16 (exact)", "3"});
+  CHECK(served.refused[0] == PageFault{Side::k, "bits", "2, 3, 4 and 16 (exact)", "5"});
   CHECK(served.refused[1].text() == "coder: supported affine, symmetric, exact, found trellis");
   const ServedBy large = served_by(layer(affine(2, 64), affine(2, 64), 512), Activation::bf16);
   CHECK_FALSE(large.is_served());

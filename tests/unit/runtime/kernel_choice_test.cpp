@@ -18,7 +18,8 @@ TensorPlan side_of(const TileSide& side, bool bfloat) {
       .group_size = side.group_size,
       .levels = side.numbers == 2 ? UniformLevels::affine : UniformLevels::symmetric,
       .rule = side.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm,
-      .scale_type = bfloat ? ScaleType::bf16 : ScaleType::fp16,
+      .scale_type = number_type_of(side, bfloat),
+      .zero = side.integer_zero ? ZeroKind::integer : ZeroKind::floating,
   };
   return plan;
 }
@@ -95,10 +96,31 @@ TEST_CASE("Tools without CUDA say of every format of pages what the runtime choo
         if (dim % group == 0)
           for (const int numbers : {1, 2}) sides.push_back({dim, bits, group, numbers});
     }
+  // Formats that differ from those of tuned kernels only in what 2.1 added.
+  for (const int bits : {2, 3, 4})
+    for (const int numbers : {1, 2})
+      for (const int size : {2, 4})
+        for (const bool zero : {false, true})
+          if (numbers == 2 || !zero) sides.push_back({128, bits, 128, numbers, size, zero});
+
   for (const TileSide& k : sides)
     for (const TileSide& v : sides)
       for (const bool bf16 : {true, false}) {
         if (k.head_dim != v.head_dim && (k.bits != 2 || v.bits != 2)) continue;  // a few pairs of different dimensions
-        expect_agreement(plan_of(k, false, v, !v.exact() && v.bits == 2, 4), bf16);
+        expect_agreement(plan_of(k, false, v, !v.exact() && v.number_size == 2 && v.bits == 2, 4), bf16);
       }
+}
+
+TEST_CASE("No tuned kernel takes three bits, zero points or fp32 numbers", "[runtime]") {
+  for (const TileSide& of : {TileSide{128, 2, 128, 2}, TileSide{128, 2, 128, 1}, TileSide{128, 4, 128, 2}}) {
+    const auto tuned = [](const TileSide& k, const TileSide& v) {
+      const KernelKey key{.k = k, .v = v, .heads = 4};
+      return choose_decode(key).tuned || choose_write(key).tuned || choose_dequantize(key).tuned;
+    };
+    REQUIRE(tuned(of, of));
+    TileSide three = of, wide = of, zero = of;
+    three.bits = 3, wide.number_size = 4, zero.integer_zero = true;
+    for (const TileSide& other : {three, wide, zero})
+      CHECK((!tuned(other, other) && !tuned(of, other) && !tuned(other, of)));
+  }
 }

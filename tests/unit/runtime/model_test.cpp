@@ -319,13 +319,13 @@ TEST_CASE("Options that cannot be are refused by name", "[runtime]") {
 
 TEST_CASE("What pages or ranks cannot hold is refused, all faults at once", "[runtime]") {
   Artifact artifact = test::served_artifact({}, 0);
-  std::get<UniformCoder>(artifact.layers[1].k.coder).bits = 3;
-  std::get<UniformCoder>(artifact.layers[2].v->coder).scale_type = ScaleType::fp32;
+  std::get<UniformCoder>(artifact.layers[1].k.coder).bits = 5;
+  std::get<UniformCoder>(artifact.layers[2].v->coder).group_size = 16;
   Served served(artifact);
   served.options.tp_size = 3;
   CHECK_THAT(served.refusal(), Contains("unsupported: ") &&
-                                   Contains("layer 1 k: bits: supported 2, 4 and 16 (exact), found 3") &&
-                                   Contains("layer 2 v: scale_type: supported fp16, bf16, found fp32") &&
+                                   Contains("layer 1 k: bits: supported 2, 3, 4 and 16 (exact), found 5") &&
+                                   Contains("layer 2 v: group_size: supported multiples of 32, found 16") &&
                                    Contains("layer 0: 16 query heads on 3 ranks"));
   served.options.tp_size = 1, served.options.page_size = 48;
   CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, 128, found 48"));

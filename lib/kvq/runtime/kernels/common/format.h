@@ -9,7 +9,7 @@ namespace kvq {
 /// formats of formats/pages.md without an entry in variants.json, read it at run time: simple, but slower.
 struct CacheFormat {
   TileSide k, v;
-  bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
+  bool k_bfloat = false, v_bfloat = false;  ///< numbers of two bytes are bfloat16, else fp16
   KVQ_HD constexpr const TileSide& side(bool value) const { return value ? v : k; }
   KVQ_HD constexpr bool bfloat(bool value) const { return value ? v_bfloat : k_bfloat; }
 };

@@ -15,7 +15,7 @@ struct GenericRows {
   alignas(16) float x[kTileTokens][kRowFloats];
   alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
   std::uint8_t codes[kWarps][kGenericHeadDim];
-  unsigned short params[kWarps][2 * kGenericHeadDim / 32];
+  unsigned params[kWarps][2 * kGenericHeadDim / 32];
   std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
@@ -31,8 +31,21 @@ __device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
 }
 
 /// stored() of a format that is known at run time.
-__device__ __forceinline__ float stored(float x, bool bfloat, unsigned short& bits) {
-  return bfloat ? kvq::stored<true>(x, bits) : kvq::stored<false>(x, bits);
+__device__ __forceinline__ float stored(float x, const TileSide& side, bool bfloat, unsigned& bits) {
+  if (side.number_size == 4) {
+    const float most = 3.40282347e38f, y = x > most ? most : x < -most ? -most : x;
+    bits = __float_as_uint(y);
+    return y;
+  }
+  unsigned short two = 0;
+  const float y = bfloat ? kvq::stored<true>(x, two) : kvq::stored<false>(x, two);
+  bits = two;
+  return y;
+}
+
+/// step[b] of packing.md (b), b = 2, 3, 4.
+__device__ __forceinline__ float gaussian_step(int bits) {
+  return bits == 2 ? 0.9956867f : bits == 3 ? 0.58601946f : 0.3352006f;
 }
 
 template <typename Add>
@@ -81,7 +94,7 @@ __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane
 
 /// Quantizes a row to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
 __device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
-                                           std::uint8_t* codes, unsigned short* params, int lane) {
+                                           std::uint8_t* codes, unsigned* params, int lane) {
   const LaneChannels own(side.group_size, lane);
   const int levels = (1 << side.bits) - 1, half = 1 << (side.bits - 1);
   const float size = static_cast<float>(side.group_size);
@@ -90,7 +103,7 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
     float x[kMostEach], y[kMostEach];
 #pragma unroll
     for (int i = 0; i < kMostEach; ++i) x[i] = i < own.count ? row[first + i] : 0.0f;
-    unsigned short scale_bits = 0, minimum_bits = 0;
+    unsigned scale_bits = 0, second_bits = 0;
     float step;
     if (side.numbers == 2) {
       float low = row[group * side.group_size], high = low;
@@ -100,13 +113,16 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
       low = across_warp(low, [](float a, float b) { return fminf(a, b); });
       high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
       const float range = fminf(__fsub_rn(high, low), 3.40282347e38f);
-      step = stored(__fdiv_rn(range, static_cast<float>(levels)), bfloat, scale_bits);
-      const float minimum = stored(low, bfloat, minimum_bits);
+      step = stored(__fdiv_rn(range, static_cast<float>(levels)), side, bfloat, scale_bits);
+      float second = low;  // minimum or zero point
+      if (side.integer_zero) second = step == 0.0f ? 0.0f : floorf(__fadd_rn(__fdiv_rn(-low, step), 0.5f));
+      second = stored(second, side, bfloat, second_bits);
       if (step == 0.0f) scale_bits = 0;
-      if (minimum == 0.0f) minimum_bits = 0;
+      if (second == 0.0f) second_bits = 0;
 #pragma unroll
       for (int i = 0; i < kMostEach; ++i) {
-        const float quotient = floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], minimum), step), 0.5f));
+        const float quotient = side.integer_zero ? __fadd_rn(floorf(__fadd_rn(__fdiv_rn(x[i], step), 0.5f)), second)
+                                                 : floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], second), step), 0.5f));
         const int code = static_cast<int>(fminf(fmaxf(quotient, 0.0f), static_cast<float>(levels)));
         if (i < own.count) codes[first + i] = static_cast<std::uint8_t>(step == 0.0f ? 0 : code);
       }
@@ -117,13 +133,13 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
 #pragma unroll
         for (int i = 0; i < kMostEach; ++i) most = fmaxf(most, fabsf(x[i]));
         most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
-        step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), bfloat, scale_bits);
+        step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), side, bfloat, scale_bits);
       } else {
 #pragma unroll
         for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
         energy = tree_sum(y);
-        const float gaussian = side.bits == 2 ? 0.9956867f : 0.3352006f;  // step[b] of packing.md (b)
-        step = stored(__fmul_rn(gaussian, __fsqrt_rn(__fdiv_rn(energy, size))), bfloat, scale_bits);
+        step =
+            stored(__fmul_rn(gaussian_step(side.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat, scale_bits);
       }
       int squares = 0;  // sum of squared levels
 #pragma unroll
@@ -140,14 +156,14 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
       }
       const float n = static_cast<float>(__reduce_add_sync(kAll, squares));
       if (rule == ScaleRule::norm)
-        stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), bfloat, scale_bits);
+        stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), side, bfloat, scale_bits);
       else if (rule == ScaleRule::least_squares)
-        stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), bfloat, scale_bits);
+        stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), side, bfloat, scale_bits);
       if (step == 0.0f) scale_bits = 0;
     }
     if (lane == 0) {
       params[group * side.numbers] = scale_bits;
-      if (side.numbers == 2) params[group * side.numbers + 1] = minimum_bits;
+      if (side.numbers == 2) params[group * side.numbers + 1] = second_bits;
     }
   }
   __syncwarp();
@@ -161,28 +177,35 @@ __device__ __forceinline__ bool is_finite_row(const float* row, int dim, int lan
 }
 
 /// Codes and group parameters of a row that is not finite. All lanes of a warp call it.
-__device__ __forceinline__ void poison_row(const TileSide& side, bool bfloat, std::uint8_t* codes,
-                                           unsigned short* params, int lane) {
+__device__ __forceinline__ void poison_row(const TileSide& side, bool bfloat, std::uint8_t* codes, unsigned* params,
+                                           int lane) {
+  const unsigned quiet_nan = side.number_size == 4 ? 0x7FC00000u : bfloat ? 0x7FC0u : 0x7E00u;
   for (int c = lane; c < side.head_dim; c += 32) codes[c] = 0;
-  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = bfloat ? 0x7FC0 : 0x7E00;
+  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = quiet_nan;
   __syncwarp();
 }
 
 /// Stores a quantized row as a token of a tile. All lanes of a warp call it.
-__device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned short* params,
-                                            const TileSide& side, bool value, std::byte* tile, int token, int lane) {
+__device__ __forceinline__ void store_codes(const std::uint8_t* codes, const unsigned* params, const TileSide& side,
+                                            bool value, std::byte* tile, int token, int lane) {
   const int piece_bytes = side.piece_bytes(), count = side.groups() * side.numbers;
   for (int i = lane; i < 4 * piece_bytes; i += 32) {
     const int piece = i / piece_bytes, byte = i % piece_bytes;
     unsigned all = 0;
-    for (int slice = 0; slice < side.codes_per_byte(); ++slice)
-      all |= static_cast<unsigned>(codes[code_channel(side, {piece, byte, slice})]) << (slice * side.bits);
+    for (int i_part = 0; i_part < parts_of_byte(side, byte); ++i_part) {
+      const BytePart part = byte_part(side, piece, byte, i_part);
+      all |= (static_cast<unsigned>(codes[part.channel]) >> part.first & ((1u << part.width) - 1)) << part.shift;
+    }
     tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)] =
         static_cast<std::byte>(all);
   }
-  for (int i = lane; i < count; i += 32)
-    *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, i / side.numbers, i % side.numbers)) =
-        params[i];
+  for (int i = lane; i < count; i += 32) {
+    std::byte* at = tile + number_offset(side, token, i / side.numbers, i % side.numbers);
+    if (side.number_size == 4)
+      *reinterpret_cast<unsigned*>(at) = params[i];
+    else
+      *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(params[i]);
+  }
 }
 
 /// Stores a row as bfloat16. @param order  format whose value_place() permutes the channels; exact: no permutation

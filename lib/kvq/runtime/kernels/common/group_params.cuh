@@ -3,7 +3,9 @@
 #include <kvq/plan/page_layout.h>
 #include <kvq/device/convert.cuh>
 
-/// Group parameters: the scale of each group of a token's codes, and the minimum of affine codes.
+#include <cstddef>
+
+/// Group parameters: the scale of each group of a token's codes, and the minimum or zero point of affine codes.
 namespace kvq {
 
 /// A scale or minimum from its bits.
@@ -39,14 +41,27 @@ struct GroupParams {
 
 namespace generic {
 
-/// Those of a format that is known at run time: a code c is dequantized as c * scale + minimum.
+/// A number of a format that is known at run time.
+__device__ __forceinline__ float number_at(const std::byte* at, const TileSide& side, bool bfloat) {
+  if (side.number_size == 4) return *reinterpret_cast<const float*>(at);
+  return group_param(*reinterpret_cast<const unsigned short*>(at), bfloat);
+}
+
+/// Those of a format that is known at run time.
 struct GroupParams {
-  float scale, minimum;
-  /// @param bits  scale, and above it the minimum of affine codes
-  __device__ __forceinline__ GroupParams(unsigned bits, const TileSide& side, bool bfloat)
-      : scale(group_param(bits & 0xFFFFu, bfloat)),
-        minimum(side.numbers == 2 ? group_param(bits >> 16, bfloat)
-                                  : scale * (-0.5f * static_cast<float>((1 << side.bits) - 1))) {}
+  float scale, second;  ///< `second`: the value of code 0 or, if integer_zero, the zero point
+  bool integer_zero;
+  /// @param at  of the scale
+  __device__ __forceinline__ GroupParams(const std::byte* at, const TileSide& side, bool bfloat)
+      : scale(number_at(at, side, bfloat)),
+        second(side.numbers == 2 ? number_at(at + side.number_size, side, bfloat)
+                                 : scale * (-0.5f * static_cast<float>((1 << side.bits) - 1))),
+        integer_zero(side.integer_zero) {}
+  __device__ __forceinline__ float value(float code) const {
+    return integer_zero ? (code - second) * scale : fmaf(code, scale, second);
+  }
+  /// The value of code 0.
+  __device__ __forceinline__ float minimum() const { return integer_zero ? -second * scale : second; }
 };
 
 }  // namespace generic

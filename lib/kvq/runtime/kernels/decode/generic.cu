@@ -142,6 +142,8 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
       read_params(k_tile, k_side, work.format.k_bfloat, tile, params, lane);
       if (k_side.bits == 2)
         score_codes<2>(k_tile, k_side, params, queries, lane, scores);
+      else if (k_side.bits == 3)
+        score_codes<3>(k_tile, k_side, params, queries, lane, scores);
       else
         score_codes<4>(k_tile, k_side, params, queries, lane, scores);
     }
@@ -153,6 +155,8 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
       read_params(v_tile, v_side, work.format.v_bfloat, tile, params, lane);
       if (v_side.bits == 2)
         add_codes<2, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
+      else if (v_side.bits == 3)
+        add_codes<3, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
       else
         add_codes<4, kMaxDim>(v_tile, v_side, params, weights, lane, state.values);
     }
@@ -285,6 +289,8 @@ DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
 
 template <typename T>
 Status plan(DecodeLaunch& launch) {
+  constexpr int kMostShared = attend_shared_bytes({{256, 4, 32, 2, 4}, {256, 4, 32, 2, 4}});
+  static_assert(kMostShared <= 99 * 1024, "what a block has on every architecture");
   static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
   const CacheFormat& format = launch.format;
   const DecodeKernelShape shape = generic_shape(format, launch.heads);
@@ -294,6 +300,9 @@ Status plan(DecodeLaunch& launch) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  // The maximum over all plans, because the attribute belongs to the kernel on the device. Only fp32 numbers need it.
+  if (error == cudaSuccess && launch.shared_bytes > 48 * 1024)
+    error = cudaFuncSetAttribute(attend_kernel(format), cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
                                                           static_cast<std::size_t>(launch.shared_bytes));

@@ -137,17 +137,26 @@ __device__ __forceinline__ float fraction(unsigned word, int first_bit) {
 __device__ __forceinline__ void read_params(const std::byte* tile, const TileSide& side, bool bfloat,
                                             const SeenTile& seen, float2* to, int lane) {
   const std::byte* at = tile + side.code_bytes();
-  const int count = side.number_bytes() / (2 * side.numbers);
+  const int each = side.number_size * side.numbers, count = side.number_bytes() / each;
   const float levels = static_cast<float>(1 << side.bits);
   for (int i = lane; i < count; i += 32) {
-    const unsigned bits = side.numbers == 2 ? *reinterpret_cast<const unsigned*>(at + 4 * i)
-                                            : *reinterpret_cast<const unsigned short*>(at + 2 * i);
-    const GroupParams params(bits, side, bfloat);
+    const GroupParams params(at + each * i, side, bfloat);
     const float factor = params.scale * levels;
-    to[i] = seen.seen(i / 2 % 8 + i % 2 * 8) ? make_float2(factor, params.minimum - factor) : make_float2(0.0f, 0.0f);
+    to[i] = seen.seen(i / 2 % 8 + i % 2 * 8) ? make_float2(factor, params.minimum() - factor) : make_float2(0.0f, 0.0f);
   }
   __syncwarp();
 }
+
+/// Three bits: where fraction() finds the codes of step 4 n + kStep, half w.
+/// @param pair    word w of unit n's pair
+/// @param single  the unit's third word, shifted to the right by 4 w
+template <int kStep>
+__device__ __forceinline__ unsigned three_bit_word(unsigned pair, unsigned single) {
+  if constexpr (kStep == 2) return (pair >> 6 & 0x03030303u) | (single >> 1 & 0x04040404u);
+  return kStep == 3 ? single : pair;
+}
+template <int kStep>
+constexpr int kThreeBitShift = kStep == 1 ? 3 : 0;
 
 __device__ __forceinline__ void add_products(const float (&x)[2][4], const float* q, int dim,
                                              float (&scores)[2][kHeads]) {
@@ -167,25 +176,47 @@ __device__ __forceinline__ void score_codes(const std::byte* tile, const TileSid
                                             const float* q, int lane, float (&scores)[2][kHeads]) {
   TileSide side = of;
   side.bits = kBits;
-  const int r = lane / 4, t = lane % 4, count = side.words();
+  const int r = lane / 4, t = lane % 4;
   const GroupOfStep group_of(side);
+  const auto word_of = [&](int i, int word) {
+    return *reinterpret_cast<const unsigned*>(tile + key_code_offset(side, r + 8 * i, t, 4 * word));
+  };
+  // The codes of four channels from `channel` on are at bit `first` of each byte of both tokens' words.
+  const auto add_four = [&](const unsigned(&words)[2], int first, int channel) {
+    const float4 pair = *reinterpret_cast<const float4*>(params + group_of(channel / 32) * 16 + 2 * r);
+    float x[2][4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[0][e] = fmaf(fraction<kBits>(words[0], 8 * e + first), pair.x, pair.y);
+      x[1][e] = fmaf(fraction<kBits>(words[1], 8 * e + first), pair.z, pair.w);
+    }
+    add_products(x, q + channel, side.head_dim, scores);
+  };
+  if constexpr (kBits == 3) {
+    const int units = side.units();
 #pragma unroll 1
-  for (int w = 0; w < count; ++w) {
-    unsigned words[2];
+    for (int i = 0; i < 2 * units; ++i) {
+      const int n = i / 2, w = i % 2, channel = 128 * n + 8 * t + 4 * w;
+      const unsigned pair[2] = {word_of(0, i), word_of(1, i)},
+                     single[2] = {word_of(0, 2 * units + n) >> 4 * w, word_of(1, 2 * units + n) >> 4 * w};
+      const auto add_step = [&]<int kStep>() {
+        const unsigned words[2] = {three_bit_word<kStep>(pair[0], single[0]),
+                                   three_bit_word<kStep>(pair[1], single[1])};
+        add_four(words, kThreeBitShift<kStep>, channel + 32 * kStep);
+      };
+      add_step.template operator()<0>();
+      add_step.template operator()<1>();
+      add_step.template operator()<2>();
+      add_step.template operator()<3>();
+    }
+  } else {
+    const int count = side.words();
+#pragma unroll 1
+    for (int w = 0; w < count; ++w) {
+      const unsigned words[2] = {word_of(0, w), word_of(1, w)};
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      words[i] = *reinterpret_cast<const unsigned*>(tile + key_code_offset(side, r + 8 * i, t, 4 * w));
-#pragma unroll
-    for (int slice = 0; slice < 8 / kBits; ++slice) {
-      const int channel = code_channel(side, {t, 4 * w, slice});
-      const float4 pair = *reinterpret_cast<const float4*>(params + group_of(channel / 32) * 16 + 2 * r);
-      float x[2][4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        x[0][e] = fmaf(fraction<kBits>(words[0], 8 * e + slice * kBits), pair.x, pair.y);
-        x[1][e] = fmaf(fraction<kBits>(words[1], 8 * e + slice * kBits), pair.z, pair.w);
-      }
-      add_products(x, q + channel, side.head_dim, scores);
+      for (int slice = 0; slice < 8 / kBits; ++slice)
+        add_four(words, slice * kBits, code_channel(side, {t, 4 * w, slice}));
     }
   }
 }
@@ -227,32 +258,60 @@ __device__ __forceinline__ void add_codes(const std::byte* tile, const TileSide&
                                           float (&values)[kHeads][kMaxDim / 8]) {
   TileSide side = of;
   side.bits = kBits;
-  constexpr int kSlices = 8 / kBits, kMostWords = kMaxDim / 8 / kSlices;
   const GroupOfStep group_of(side);
   float2 own[4];  // factors and offsets of the lane's tokens, which are adjacent: 2 u, 2 u + 8, 2 u + 1, 2 u + 9
   int loaded = -1;
+  const auto word_of = [&](int h) {
+    return *reinterpret_cast<const unsigned*>(tile + chunk_offset(side, lane, 4 * h));
+  };
+  // The codes of four tokens, for row lane / 4 + 8 * half of a block, are at bit `first` of each byte.
+  const auto add_four = [&](unsigned word, int first, int block, int half) {
+    const int group = group_of(value_step(side, block));
+    if (group != loaded) {
+      loaded = group;
+      const float4* at = reinterpret_cast<const float4*>(params + group * 16 + lane % 4 * 4);
+      const float4 one = at[0], other = at[1];
+      own[0] = make_float2(one.x, one.y), own[1] = make_float2(one.z, one.w);
+      own[2] = make_float2(other.x, other.y), own[3] = make_float2(other.z, other.w);
+    }
+    float x[4];
 #pragma unroll
-  for (int h = 0; h < kMostWords; ++h) {
-    if (h >= 2 * side.words()) break;
-    const unsigned word = *reinterpret_cast<const unsigned*>(tile + chunk_offset(side, lane, 4 * h));
+    for (int i = 0; i < 4; ++i) x[i] = fmaf(fraction<kBits>(word, 8 * i + first), own[i].x, own[i].y);
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      const int block = h / 2 * kSlices + slice, group = group_of(value_step(side, block));
-      if (group != loaded) {
-        loaded = group;
-        const float4* at = reinterpret_cast<const float4*>(params + group * 16 + lane % 4 * 4);
-        const float4 first = at[0], second = at[1];
-        own[0] = make_float2(first.x, first.y), own[1] = make_float2(first.z, first.w);
-        own[2] = make_float2(second.x, second.y), own[3] = make_float2(second.z, second.w);
+    for (int head = 0; head < kHeads; ++head) {
+      float& sum = values[head][2 * block + half];
+      sum = weighted(x, weights[head], sum);
+    }
+  };
+  if constexpr (kBits == 3) {
+    const int units = side.units();
+#pragma unroll
+    for (int n = 0; n < kMaxDim / 128; ++n) {
+      if (n >= units) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const unsigned both = word_of(2 * (2 * units + n) + half);
+#pragma unroll
+        for (int w = 0; w < 2; ++w) {
+          const unsigned pair = word_of(2 * (2 * n + w) + half), single = both >> 4 * w;
+          const auto add_step = [&]<int kStep>() {
+            add_four(three_bit_word<kStep>(pair, single), kThreeBitShift<kStep>, 2 * (4 * n + kStep) + w, half);
+          };
+          add_step.template operator()<0>();
+          add_step.template operator()<1>();
+          add_step.template operator()<2>();
+          add_step.template operator()<3>();
+        }
       }
-      float x[4];
+    }
+  } else {
+    constexpr int kSlices = 8 / kBits, kMostWords = kMaxDim / 8 / kSlices;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = fmaf(fraction<kBits>(word, 8 * i + slice * kBits), own[i].x, own[i].y);
+    for (int h = 0; h < kMostWords; ++h) {
+      if (h >= 2 * side.words()) break;
+      const unsigned word = word_of(h);
 #pragma unroll
-      for (int head = 0; head < kHeads; ++head) {
-        float& sum = values[head][2 * block + h % 2];
-        sum = weighted(x, weights[head], sum);
-      }
+      for (int slice = 0; slice < kSlices; ++slice) add_four(word, slice * kBits, h / 2 * kSlices + slice, h % 2);
     }
   }
 }

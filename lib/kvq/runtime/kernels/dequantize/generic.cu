@@ -104,19 +104,30 @@ struct GenericToWorkspace {
 __device__ __forceinline__ void read_codes(const std::byte* tile, const TileSide& side, bool bfloat, bool value,
                                            int token, float* row, int lane) {
   const GroupOfStep group_of(side);
+  const auto byte_at = [&](int piece, int byte) {
+    return static_cast<unsigned>(
+        tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)]);
+  };
+  const auto put = [&](int channel, unsigned code) {
+    const GroupParams params(tile + number_offset(side, token, group_of(channel / 32), 0), side, bfloat);
+    row[channel] = params.value(static_cast<float>(code));
+  };
+  if (side.bits == 3) {
+    for (int channel = lane; channel < side.head_dim; channel += 32) {
+      const CodeParts parts = code_parts(side, channel);
+      const auto bits_of = [&](const BitField& field) {
+        return byte_at(parts.lane, field.byte) >> field.shift & ((1u << field.width) - 1);
+      };
+      put(channel, bits_of(parts.low) | (parts.high.width ? bits_of(parts.high) << parts.low.width : 0u));
+    }
+    return;
+  }
   const int piece_bytes = side.piece_bytes();
   for (int i = lane; i < 4 * piece_bytes; i += 32) {
     const int piece = i / piece_bytes, byte = i % piece_bytes;
-    const unsigned all = static_cast<unsigned>(
-        tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)]);
-    for (int slice = 0; slice < side.codes_per_byte(); ++slice) {
-      const int channel = code_channel(side, {piece, byte, slice});
-      const auto* at =
-          reinterpret_cast<const unsigned short*>(tile + number_offset(side, token, group_of(channel / 32), 0));
-      const GroupParams params(at[0] | (side.numbers == 2 ? static_cast<unsigned>(at[1]) << 16 : 0u), side, bfloat);
-      const unsigned code = all >> (slice * side.bits) & ((1u << side.bits) - 1);
-      row[channel] = fmaf(static_cast<float>(code), params.scale, params.minimum);
-    }
+    const unsigned all = byte_at(piece, byte);
+    for (int slice = 0; slice < side.codes_per_byte(); ++slice)
+      put(code_channel(side, {piece, byte, slice}), all >> (slice * side.bits) & ((1u << side.bits) - 1));
   }
 }
 
