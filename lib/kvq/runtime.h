@@ -386,7 +386,9 @@ KVQ_API void kvq_device_model_destroy(kvq_device_model* device_model);
 /** One layer's pools on the device. A page, sink slot or ring slot has the same number in all layers. */
 typedef struct kvq_layer_pools {
   size_t struct_size;
-  void* pages;         /**< 16-byte aligned, [num_pages] page_stride apart */
+  void* pages;         /**< 16-byte aligned, [num_pages] page_stride apart. May be null for a layer whose sliding window
+                            is at most recent_tokens, which then reads its ring alone: its calls get a page table of
+                            negative numbers */
   int64_t page_stride; /**< bytes, a multiple of 16, below 2^32; 0: page_bytes */
   void* sinks;         /**< 16-byte aligned, [num_sink_slots] sink_slot_bytes apart; null without sink tokens */
   void* rings;         /**< 16-byte aligned, [num_ring_slots] ring_slot_bytes apart; null without recent tokens */
@@ -428,12 +430,16 @@ KVQ_API void kvq_cache_destroy(kvq_cache* cache);
 /* ---- Sequences: what all calls of a step read ---- */
 
 /** The sequences of a call: arrays in device memory, of B entries unless said otherwise. One structure serves the step
- * and all layers' calls. */
+ * and all layers' calls; or one for each group of layers, if groups have page tables of their own (sliding windows
+ * beside full attention): then call kvq_step_run once for each group, which gives its slot_mapping and changes nothing
+ * else a second time. If page numbers differ between groups, layers of different groups may share the memory of their
+ * pages. */
 typedef struct kvq_sequences {
   size_t struct_size;
   int32_t batch;                /**< B */
   const int32_t* seq_lens;      /**< tokens of each sequence in the cache, new ones of this step included */
-  const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages */
+  const int32_t* page_table;    /**< [B, page_table_stride], or with page_indptr one list of all sequences' pages.
+                                     Negative: no page; new tokens in it are not coded, and no call may read it */
   const int32_t* page_indptr;   /**< [B + 1] where each sequence's pages begin in the list, or null */
   int64_t page_table_stride;    /**< entries of a row of the table, at least 1; with page_indptr: of the whole list */
   const int32_t* sink_slots;    /**< sink slot of each sequence, -1: none; null without sink tokens */

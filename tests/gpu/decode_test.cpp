@@ -305,6 +305,40 @@ TEST_CASE("Several new tokens of many sequences are divided among blocks", "[run
   });
 }
 
+TEST_CASE("Geometries of gpt-oss and Gemma 3: sinks, soft caps, sliding windows and drafts together",
+          "[runtime][gpu]") {
+  const bool drafts = GENERATE(false, true);
+  const float softcap = GENERATE(0.0f, 50.0f);
+  struct Geometry {
+    int head_dim, kv_heads, heads, sliding_window;
+  };
+  int found = 0;
+  for (const Geometry& g : {Geometry{64, 8, 8, 128}, Geometry{256, 4, 2, 1024}, Geometry{128, 16, 2, 1024}})
+    for (const DecodeVariant* variant : decode_variants()) {
+      if (variant->k.head_dim != g.head_dim || variant->max_heads < g.heads || variant->k.exact()) continue;
+      for (const int window : {g.sliding_window, 0}) {
+        DecodeCase c{
+            .num_kv_heads = g.kv_heads,
+            .heads = g.heads,
+            .lengths = {200, 2500, 7},
+            .sink_tokens = 4,
+            .recent_tokens = 128,
+            .sliding_window = window,
+            .rotation = CaseRotation::hadamard,
+            .centers = true,
+            .softcap = softcap,
+            .seed = 40,
+        };
+        if (drafts) c.new_tokens = {4, 3, 1};
+        CAPTURE(variant->name, window, drafts, softcap);
+        check(*variant, c);
+        ++found;
+      }
+      if (found % 2 == 0 && found >= 8) break;  // a few formats of each geometry
+    }
+  CHECK(found >= 4);
+}
+
 TEST_CASE("Ranges of positions, empty ones among them", "[runtime][gpu]") {
   const int sinks = GENERATE(0, 37), recent = GENERATE(0, 100);
   run_all(ranges(sinks, recent));

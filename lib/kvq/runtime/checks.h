@@ -112,7 +112,8 @@ inline Status check_cache_view(const char* verb, const PagedCacheView& c, const 
                                check_sequences(verb, c, c.windows)})
     if (!status.ok() || c.batch == 0) return status;
   const PageLayout layout{k, v, c.num_kv_heads, 1 << c.page_shift};
-  if (!c.pages || !aligned_to_16(c.pages) || c.page_stride % 16 != 0 || c.page_stride < layout.page_bytes())
+  if ((!c.pages && c.extents.num_pages > 0) || !aligned_to_16(c.pages) || c.page_stride % 16 != 0 ||
+      c.page_stride < layout.page_bytes())
     return Status::fail(kBad, "%s: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld", verb,
                         static_cast<long long>(layout.page_bytes()), static_cast<long long>(c.page_stride));
   if (c.windows.sink_tokens + c.windows.recent_tokens == 0) return {};

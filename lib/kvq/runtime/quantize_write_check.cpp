@@ -77,7 +77,8 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
   if (const Status status = check_page_shift("quantize_write", p.page_shift); !status.ok()) return status;
   if (p.num_tokens == 0) return {};
   const PageLayout layout{variant.k, variant.v, p.num_kv_heads, 1 << p.page_shift};
-  if (!p.slot_mapping || !p.pages || !aligned_to_16(p.pages) || p.page_stride % 16 != 0 ||
+  if (!p.slot_mapping) return Status::fail(kBad, "quantize_write: slot_mapping must not be null");
+  if ((!p.pages && p.extents.num_pages > 0) || !aligned_to_16(p.pages) || p.page_stride % 16 != 0 ||
       p.page_stride < layout.page_bytes())
     return Status::fail(kBad,
                         "quantize_write: pages must be aligned to 16 bytes and at least %lld bytes apart, found %lld",

@@ -38,7 +38,10 @@ kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& give
   const auto fail = [&](const std::string& what) {
     throw Error{ErrorKind::usage, fmt::format("cache: layer {}: {}", layer, what)};
   };
-  if (!pools.pages || !aligned(pools.pages, 16)) fail("pages must be there, aligned to 16 bytes");
+  if (!pools.pages && (l.sliding_window == 0 || l.sliding_window > windows.recent_tokens))
+    fail(fmt::format("pages must be there, unless a sliding window of at most recent_tokens, {}, hides them; found {}",
+                     windows.recent_tokens, l.sliding_window));
+  if (!aligned(pools.pages, 16)) fail("pages must be aligned to 16 bytes");
   if (pools.page_stride % 16 != 0 || pools.page_stride < l.pages.page_bytes())
     fail(fmt::format("page_stride: expected a multiple of 16, {} or more, found {}", l.pages.page_bytes(),
                      pools.page_stride));
@@ -53,7 +56,7 @@ kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& give
 
 CopyLayer copy_layer(int kind, const kvq_device_layer& l, const kvq_cache::Pools& pools) {
   switch (kind) {
-    case KVQ_COPY_PAGES: return {pools.pages, pools.page_stride, l.pages.page_bytes()};
+    case KVQ_COPY_PAGES: return {pools.pages, pools.page_stride, pools.pages ? l.pages.page_bytes() : 0};
     case KVQ_COPY_SINKS: return {pools.sinks, l.windows.sinks.slot_bytes(), l.windows.sinks.slot_bytes()};
     default: return {pools.rings, l.windows.rings.slot_bytes(), l.windows.rings.slot_bytes()};
   }

@@ -129,12 +129,19 @@ inline int page_shift(const PageLayout& pages) {
 
 inline WindowRule window_rule(const Windows& windows) { return {windows.sink_tokens, windows.recent_tokens}; }
 
+/// The sizes of one layer's pools. A layer without pages has none that a table may name, also if nothing is checked.
+inline CacheExtents extents_of(const kvq_cache& cache, const kvq_cache::Pools& pools) {
+  CacheExtents extents = cache.extents;
+  if (!pools.pages) extents.num_pages = 0;
+  return extents;
+}
+
 /// One layer's cache for kernels that read rows in the served model's basis. Folded keys have no center to add.
 inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer& found, int layer) {
   const auto& [l, pools, kernels] = found;
   PagedCacheView c;
   c.num_kv_heads = l->num_kv_heads;
-  c.windows = window_rule(cache.model->windows), c.extents = cache.extents;
+  c.windows = window_rule(cache.model->windows), c.extents = extents_of(cache, *pools);
   c.pages = pools->pages, c.page_stride = pools->page_stride, c.page_shift = page_shift(l->pages);
   c.sinks = pools->sinks, c.sink_layout = l->windows.sinks;
   c.rings = pools->rings, c.ring_layout = l->windows.rings;

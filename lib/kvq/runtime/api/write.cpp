@@ -22,7 +22,7 @@ Status kvq::abi::write_params(const kvq_plan& plan, const kvq_cache* cache, int 
   if (windows != Windows{}) p.window_mapping = a.window_mapping;
   p.sinks = pools->sinks, p.sink_layout = l->windows.sinks;
   p.rings = pools->rings, p.ring_layout = l->windows.rings;
-  p.extents = cache->extents, p.faults = cache->faults, p.layer = layer;
+  p.extents = extents_of(*cache, *pools), p.faults = cache->faults, p.layer = layer;
   return check_write(kernels->write, p);
 }
 

@@ -65,11 +65,14 @@ __device__ __forceinline__ int sequence_of(const PlanStepParams& p, int row) {
   return low;
 }
 
+/// The slot of a position: kNoPage without a page, kWrongPage for a number beyond the pool.
+constexpr std::int64_t kNoPage = -1, kWrongPage = -2;
 __device__ __forceinline__ std::int64_t page_slot(const PlanStepParams& p, int sequence, int position) {
   const int page = table_of(p, sequence)[position >> p.page_shift];
-  if (static_cast<unsigned>(page) >= static_cast<unsigned>(p.extents.num_pages)) {
+  if (page < 0) return kNoPage;
+  if (page >= p.extents.num_pages) {
     record_fault(p.faults, {FaultCode::page, page}, sequence, -1);
-    return -1;
+    return kWrongPage;
   }
   return (std::int64_t{page} << p.page_shift) + (position & ((1 << p.page_shift) - 1));
 }
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
       const int index = row - step.first_row, position = step.ring.length_before + index;
       if (!step.checked.fault && index < step.new_tokens) {
         slot = page_slot(p, sequence, position);
-        if (p.window_mapping && slot >= 0) window = window_row(p, step, position);
+        if (p.window_mapping && slot != kWrongPage) window = window_row(p, step, position);
       }
     }
     p.slot_mapping[row] = slot;
