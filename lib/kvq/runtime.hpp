@@ -221,4 +221,20 @@ class Plan {
   detail::Owner<kvq_plan, kvq_plan_destroy> handle_;
 };
 
+/// Merges results of attention over parts of the keys: kvq_merge_run().
+[[nodiscard]] inline kvq_status merge(const kvq_merge_args& args, kvq_stream stream,
+                                      kvq_error* error = nullptr) noexcept {
+  return kvq_merge_run(&args, stream, error);
+}
+
+/// Which kernels serve the layers of an artifact, without a device. @param activation  kvq_activation
+inline std::vector<kvq_layer_serving> artifact_serving(const std::string& path, std::int32_t activation = KVQ_BF16) {
+  std::int32_t count = 0;
+  call(kvq_artifact_serving, path.c_str(), activation, static_cast<kvq_layer_serving*>(nullptr), std::int32_t{0},
+       &count);
+  std::vector<kvq_layer_serving> layers(static_cast<std::size_t>(count), init<kvq_layer_serving>());
+  call(kvq_artifact_serving, path.c_str(), activation, layers.data(), count, &count);
+  return layers;
+}
+
 }  // namespace kvq::runtime
