@@ -3,6 +3,7 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/runtime/checks.h>
 
 #include <fmt/format.h>
 
@@ -11,10 +12,6 @@
 namespace kvq::bench {
 
 namespace {
-
-bool same(const TileSide& a, const TileSide& b) {
-  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.group_size == b.group_size;
-}
 
 /// Lists the built variants of a head_dim for an error message; if there is none, the head_dims that have variants.
 template <typename Row>
@@ -68,7 +65,7 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
   const auto [key, value] = parse_sides(k, v, head_dim);
   for (const WriteVariant* row : write_variants())
-    if (same(row->k, key.side) && same(row->v, value.side) && row->k_bfloat == key.bfloat &&
+    if (same_format(row->k, key.side) && same_format(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
   throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));

@@ -36,8 +36,9 @@ constexpr int kMostDecodeTokens = 256;  ///< more new tokens are a prompt
 
 constexpr const char* kSides =
     "Formats of K and V in pages:\n"
-    "  u2g128   affine codes, 2 or 4 bits, groups of 32, 64, 128, ... channels\n"
-    "  s2g128   symmetric codes; either with a trailing b: bfloat16 scales\n"
+    "  u2g128   affine codes, 2, 3 or 4 bits, groups of 32, 64, 128, ... channels\n"
+    "  s2g128   symmetric codes; behind either b: bfloat16 scales, f: fp32;\n"
+    "           before these, of u, z: integer zero points\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";

@@ -17,7 +17,8 @@ UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rul
       .group_size = side.group_size,
       .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
       .rule = affine ? ScaleRule::minmax : symmetric_rule,
-      .scale_type = number_type(bfloat),
+      .scale_type = number_type_of(side, bfloat),
+      .zero = side.integer_zero ? ZeroKind::integer : ZeroKind::floating,
   };
 }
 
@@ -55,7 +56,7 @@ std::span<const float> StoredRows::at(int position) {
   if (side_.exact()) {
     load_page_row(layout, which_, head_, slot, page, row_);
   } else {
-    load_page_row(layout, which_, number_type(bfloat_), head_, slot, page, codes_, numbers_);
+    load_page_row(layout, which_, number_type_of(side_, bfloat_), head_, slot, page, codes_, numbers_);
     decode_row(coder_of(side_, bfloat_), codes_, numbers_, row_);
   }
   return row_;

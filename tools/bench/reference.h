@@ -3,7 +3,7 @@
 #include "bench/cases.h"
 
 #include <kvq/codec/page_codec.h>
-#include <kvq/plan/layer_plan.h>
+#include <kvq/plan/layer_pages.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -197,7 +197,7 @@ class WrittenRows {
       std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
       std::vector<std::uint8_t> codes(dim), their_codes(dim);
       codec.encode(rotated(token, head), codes, numbers);
-      load_page_row(layout_, which_, number_type(bfloat_), head, static_cast<int>(slot % c_.page_size), page,
+      load_page_row(layout_, which_, number_type_of(side_, bfloat_), head, static_cast<int>(slot % c_.page_size), page,
                     their_codes, theirs);
       for (std::size_t i = 0; i < dim; ++i) {
         const int difference = std::abs(codes[i] - their_codes[i]);

@@ -12,13 +12,22 @@ namespace kvq::bench {
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
   if (text == "bf16") return {{head_dim, 16, head_dim, 0}, false};
   std::smatch part;
-  if (!std::regex_match(text, part, std::regex("([us])([24])g([0-9]{1,4})(b?)")))
+  if (!std::regex_match(text, part, std::regex("([us])([234])g([0-9]{1,4})(z?)([bf]?)")) ||
+      (part[1] == "s" && part[4].length() > 0))
     throw Error{
         ErrorKind::usage,
-        fmt::format("{}: expected bf16, or u or s, 2 or 4 bits, a group size and perhaps b, such as u2g128; found "
-                    "\"{}\"",
+        fmt::format("{}: expected bf16, or u or s, 2, 3 or 4 bits, a group size and perhaps z (zero points, of u), b "
+                    "or f, such as u2g128; found \"{}\"",
                     flag, text)};
-  return {{head_dim, std::stoi(part[2]), std::stoi(part[3]), part[1] == "u" ? 2 : 1}, part[4].length() > 0};
+  const TileSide side{
+      .head_dim = head_dim,
+      .bits = std::stoi(part[2]),
+      .group_size = std::stoi(part[3]),
+      .numbers = part[1] == "u" ? 2 : 1,
+      .number_size = part[5] == "f" ? 4 : 2,
+      .integer_zero = part[4].length() > 0,
+  };
+  return {side, part[5] == "b"};
 }
 
 std::string cache_name(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat) {
