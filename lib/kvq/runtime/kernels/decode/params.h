@@ -40,8 +40,8 @@ struct DecodeParams {
   /// lse and sink logits only.
   PagedCacheView cache = {};
 
-  /// The kernel before this call in the stream writes nothing of the cache but rows of the new tokens, and no tables.
-  /// Then pages of older tokens are read while it still runs.
+  /// The kernels before this call that may still run (a chain of programmatic launches) write nothing of the cache but
+  /// rows of the new tokens, and no tables. Then tables and pages of older tokens are read without a wait for them.
   bool early_pages = false;
 
   /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything

@@ -148,8 +148,8 @@ __device__ __forceinline__ void multiply_stages(Products<kDim>& c, const uint4 (
     __syncthreads();
 }
 
-/// Rotates, quantizes and stores the block's share of the tokens of one head and side: every gridDim.x-th run of
-/// 16 kWarps tokens.
+/// Waits for the kernels before, then rotates, quantizes and stores the block's share of the tokens of one head and
+/// side: every gridDim.x-th run of 16 kWarps tokens.
 template <typename Side, typename T>
 __device__ __forceinline__ void write_dense_side(const WriteParams& p, const WriteSide& from, bool value, int head,
                                                  int head_bytes, int side_offset, std::byte* shared) {
@@ -158,10 +158,10 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   constexpr int kColumnBlockTiles = Block::kColumnBlockWidth / 8;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
-  if constexpr (Block::kResident) {
-    copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
-    __syncthreads();
-  }
+  // The rotation belongs to the model, no kernel writes it. So it is copied while the kernels before still run.
+  if constexpr (Block::kResident) copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
+  wait_for_kernels_before();
+  if constexpr (Block::kResident) __syncthreads();
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
   float row_scale = 1.0f;  // bfloat16 needs no scale, because it has the exponents of float
   if constexpr (std::is_same_v<T, __half>) row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
@@ -222,7 +222,6 @@ template <typename K, typename V, typename T>
 __global__ void __launch_bounds__(DenseBlock<K::kHeadDim>::kThreads, 1)
     dense_write_kernel(const __grid_constant__ WriteParams p, int first_job) {
   static_assert(K::kHeadDim == V::kHeadDim);
-  wait_for_kernels_before();
   extern __shared__ __align__(128) std::byte shared[];
   const int side_head = first_job + static_cast<int>(blockIdx.y);
   const bool value = side_head >= p.num_kv_heads;
