@@ -26,7 +26,8 @@ METHODS = {
     "tq-mse": ("--method", "tq-mse"),
     "kvq": ("--method", "kvq", "--budget-bits", 2),
     "kmeans": ("--method", "saw-int4", "--kmeans", 4),
-    "random": ("--method", "random", "--bits-k", 3),
+    "random": ("--method", "random", "--bits-k", 5),
+    "three": ("--method", "plain", "--bits", 3, "--zero", "integer", "--scale-type", "fp32"),
     "plain": ("--method", "plain", "--share", "layer"),
     "exact": ("--bits-v", 16),
 }
@@ -197,7 +198,10 @@ def side_name(plan: dict) -> str:
     if plan["coder"] == "exact":
         return "bf16"
     letter = {"affine": "u", "symmetric": "s"}[plan["coder"]]
-    return f"{letter}{plan['bits']}g{plan['group_size']}{'b' if plan['scale_type'] == 'bf16' else ''}"
+    zero = "z" if plan["coder"] == "affine" and plan["zero"] == "integer" else ""
+    return (
+        f"{letter}{plan['bits']}g{plan['group_size']}{zero}{ {'bf16': 'b', 'fp32': 'f'}.get(plan['scale_type'], '') }"
+    )
 
 
 def expected_kernel(variants: dict, verb: str, k: str, v: str, heads: int, activation: str) -> str:
@@ -222,6 +226,11 @@ FORMATS = [
     ("--bits-k", 16, "--bits-v", 16),
     ("--bits-k", 16, "--group-size", 128),
     ("--bits-v", 4, "--group-size", 32),
+    ("--bits", 3, "--group-size", 128),
+    ("--bits", 2, "--group-size", 128, "--zero", "integer"),
+    ("--bits", 4, "--group-size", 128, "--scale-type", "fp32"),
+    ("--bits", 3, "--group-size", 64, "--zero", "integer", "--scale-type", "fp32"),
+    ("--coder", "symmetric", "--bits", 3, "--group-size", 128, "--scale-type", "bf16"),
 ]
 
 
