@@ -73,7 +73,7 @@ def explain(*flags: object) -> list:
     """The decode rows of --explain, checked against the schema."""
     document = json.loads(succeed("kvq-bench", "decode", *flags, "--explain", "--json").stdout)
     pytest.importorskip("jsonschema").validate(document, json.loads((ROOT / "formats/bench.schema.json").read_text()))
-    assert document["schema_version"] == "1.2" and "machine" not in document
+    assert document["schema_version"] in ("1.2", "1.4") and "machine" not in document
     return document["decode"]
 
 
@@ -179,12 +179,30 @@ def test_writes_with_windows_also_store_exact_rows():
 
 
 @needs_tool
+def test_several_new_tokens_stand_beside_one():
+    found = plan("decode", "--k", "u2g128", "--batch", "1,2", "--context", 500, "--new-tokens", 4, "--append")
+    assert found["schema_version"] == "1.4"
+    rows = found["decode"]
+    assert [(row["batch"], row.get("new_tokens")) for row in rows] == [(1, None), (1, 4), (2, None), (2, 4)]
+    assert {row["variant"] for row in rows[::2]} == {"decode_d128_u2g128_u2g128_h4_bf16"}
+    assert {row["variant"] for row in rows[1::2]} == {"decode_d128_u2g128_u2g128_h16_bf16"}
+    assert rows[0]["bytes"] == rows[1]["bytes"]  # one pass over the cache
+    text = succeed("kvq-bench", "decode", "--k", "u2g128", "--new-tokens", 4, "--dry-run").stdout
+    assert "new: new tokens of each sequence" in text
+    (more,) = explain("--k", "u2g128", "--batch", 3, "--context", 500, "--q-heads", 64, "--new-tokens", 4)[1:]
+    assert more["explain"]["schedule"]["work_tiles"] == 2 * 3 * KV_HEADS  # eight heads: two passes of 16 rows
+    result = run("kvq-bench", "decode", "--k", "u2g128", "--new-tokens", 4, "--context", 3, "--dry-run")
+    assert result.code != 0 and "--new-tokens 4: more than --context 3" in result.stderr
+
+
+@needs_tool
 def test_documents_have_the_lowest_version_that_has_their_fields():
     versions = [
         plan("write", "--k", "u2g128", "--tokens", 1, *flags)["schema_version"]
         for flags in ([], ["--unchecked"], ["--windows", "--sinks", 0, "--recent", 0], ["--page-size", 128])
     ]
-    assert versions == ["1.1", "1.3", "1.1", "1.3"]
+    versions.append(plan("decode", "--k", "u2g128", "--batch", 1, "--append")["schema_version"])
+    assert versions == ["1.1", "1.3", "1.1", "1.3", "1.4"]
 
 
 @needs_tool
