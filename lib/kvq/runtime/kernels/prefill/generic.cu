@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
     }
 
     // 2. Weights.
-    for (auto& four : scores) prefill::cap_scores(p, four);
+    prefill::cap_scores<kTokens / 2>(p, [&](int i) -> float& { return scores[i / 4][i % 4]; });
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll

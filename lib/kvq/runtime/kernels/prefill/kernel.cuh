@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Traits::kThreads)
         Pair<T>::mma(scores[2 * i + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
       }
     }
-    for (auto& four : scores) cap_scores(p, four);
+    cap_scores<kSubTile / 2>(p, [&](int i) -> float& { return scores[i / 4][i % 4]; });
     const int first = sub_tile * kSubTile;
     if (!work.whole(first, kSubTile)) {
 #pragma unroll

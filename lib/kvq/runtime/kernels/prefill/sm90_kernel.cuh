@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
       ptx::wgmma_commit_group();
     };
     const auto cap_and_hide = [&](int tile) {
-      cap_scores(p, scores);
+      cap_scores<kTile / 2>(p, [&](int i) -> float& { return scores[i]; });
       const int first = tile * kTile;
       if (work.whole(first, kTile)) return;
 #pragma unroll

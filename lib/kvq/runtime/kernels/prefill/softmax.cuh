@@ -11,12 +11,14 @@
 namespace kvq::prefill {
 
 /// Caps scores that are not multiplied by the softmax scale yet, if the call asks for it.
-template <int kCount>
-__device__ __forceinline__ void cap_scores(const PrefillParams& p, float (&scores)[kCount]) {
+/// @param score  index of one of `kCount` scores -> float&
+template <int kCount, typename Score>
+__device__ __forceinline__ void cap_scores(const PrefillParams& p, Score score) {
   if (!(p.logit_softcap > 0.0f)) return;
   const float limit = __fdividef(p.logit_softcap, p.softmax_scale);
 #pragma unroll
-  for (float& score : scores) score = capped(score, limit);
+  for (int i = 0; i < kCount; ++i) score(i) = capped(score(i), limit);
+  ptx::keep_branch();
 }
 
 /// The references count scores before they are scaled to base 2.
