@@ -401,6 +401,12 @@ TEST_CASE("A step stores nothing of a sequence whose tables are wrong", "[runtim
   page.page(0, 2) = kPages + 5;  // of positions 64 to 95
   check(rig.step(page, starts, 6), 0, true);
   rig.check_fault({KVQ_FAULT_PAGE, 0, -1, kPages + 5});
+  // A negative number is no page: tokens in it are not coded, but their exact rows are stored.
+  page.page(0, 2) = -1;
+  const FaultRig::Mappings without = rig.step(page, starts, 6);
+  CHECK(without.windows == good.windows);
+  for (std::size_t i = 0; i < 6; ++i) CHECK(without.slots[i] == (i < 2 ? -1 : good.slots[i]));
+  rig.check_fault({KVQ_FAULT_NONE, -1, -1, 0});
   CHECK(rig.step(grown({}), {0, 2, 1, 6}, 6).slots[0] >= 0);
   CHECK(rig.cache().fault(nullptr).code == KVQ_FAULT_NEW_TOKENS);
   rig.step(grown({}), {0, 2, 4, 7}, 6);

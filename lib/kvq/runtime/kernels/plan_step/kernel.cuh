@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads) plan_step_kernel(const __grid_consta
         if (p.window_mapping && slot != kWrongPage) window = window_row(p, step, position);
       }
     }
-    p.slot_mapping[row] = slot;
+    p.slot_mapping[row] = slot < 0 ? -1 : slot;
     if (p.window_mapping) p.window_mapping[row] = window;
   }
   if (row < p.batch) keep_ring(p, row);
