@@ -213,9 +213,12 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
     if (lse && thread == 0) *lse = kNaN;
     return;
   }
-  if (count == 0) {  // no visible token
+  const auto leave_nothing = [&] {
     for (int c = thread; c < dim; c += kThreads) from_float(0.0f, out[c]);
     if (lse && thread == 0) *lse = p.sink_logits ? p.sink_logits[query_head] : kMinusInf;
+  };
+  if (count == 0) {  // no visible token
+    leave_nothing();
     return;
   }
 
@@ -249,6 +252,10 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
   for (int split = thread; split < count; split += kThreads) most = fmaxf(most, state_of(split).x);
   most = across(most, [](float a, float b) { return fmaxf(a, b); });
   const float reference = fmaxf(most, sink);  // a learned sink may be far above all scores
+  if (reference == kMinusInf) {               // masks hide all tokens
+    leave_nothing();
+    return;
+  }
   for (int split = thread; split < count; split += kThreads) {
     const float2 state = state_of(split);
     weights[split] = ptx::ex2(state.x - reference);

@@ -377,8 +377,9 @@ struct Softmax {
       }
       largest = most;
     }
+    const float reference = largest == kMinusInf ? 0.0f : largest;  // masks may hide all tokens so far
 #pragma unroll
-    for (float& x : weight) x = ptx::ex2(x - largest);
+    for (float& x : weight) x = ptx::ex2(x - reference);
     sum += weight[0] + weight[1];
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
