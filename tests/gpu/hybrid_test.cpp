@@ -35,10 +35,7 @@ std::vector<std::uint16_t> rows(int count, int heads, unsigned seed) {
 class Hybrid {
  public:
   Hybrid(const Engine& engine, bool sliding_pages)
-      : engine_(engine),
-        plan_(*engine.model, 1),
-        workspace_(plan_.workspace_bytes(KVQ_KERNEL_DECODE)),
-        sliding_pages_(sliding_pages) {
+      : plan_(*engine.model, 1), workspace_(plan_.workspace_bytes(KVQ_KERNEL_DECODE)), sliding_pages_(sliding_pages) {
     auto extents = runtime::init<kvq_cache_options>();
     extents.num_pages = kPages, extents.num_sink_slots = extents.num_ring_slots = 1;
     std::vector<kvq_layer_pools> pools;
@@ -113,7 +110,6 @@ class Hybrid {
     return memory_.back().get();
   }
 
-  const Engine& engine_;
   runtime::Plan plan_;
   DeviceMemory workspace_, table_, no_table_, slot_;
   std::vector<DeviceMemory> memory_ = {};
