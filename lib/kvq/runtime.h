@@ -690,17 +690,14 @@ typedef struct kvq_append_args {
 } kvq_append_args;
 
 /**
- * Enqueues the write of the new tokens of each sequence and the attention of their queries, of one layer. It is faster
- * than both calls, because pages of older tokens are read while the new ones are still written. It promises:
+ * Enqueues the write of the new tokens of each sequence and the attention of their queries, of one layer. It promises:
  *
  * - All arguments are checked before anything is enqueued: both parts are, or none.
  * - What is stored and the results are those of kvq_write_run and then kvq_decode_run with these arguments, where
  *   results may differ by rounding.
- * - A sequence attends to its own new tokens, and to what was in its pages before kvq_step_run. Whether it already sees
- *   a token that was written since for another sequence, of whose pages it holds some (a draft of the same text, a
- *   chunk of a prompt), is not promised: call kvq_write_run and kvq_decode_run for such batches.
- * - Attention reads lengths, page tables, slots and pages of older tokens without waiting for the kernels since
- *   kvq_step_run. So these must be final before kvq_step_run, copies by kvq_copy_run included.
+ * - A sequence attends to its own new tokens. Whether it already sees a token that this call writes for another
+ *   sequence, of whose pages it holds some (a draft of the same text), is not promised: call kvq_write_run and
+ *   kvq_decode_run for such batches.
  * - The plan's decode workspace suffices.
  *
  * How many kernels this takes is not promised.

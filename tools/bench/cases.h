@@ -49,7 +49,7 @@ struct DecodeCase {
   Windows exact = {};
   CaseRotation rotation = CaseRotation::none;
   bool unchecked = false;  ///< also timed without checks of page and slot numbers
-  bool append = false;     ///< also timed with early pages, alone and behind the write of the new tokens
+  bool append = false;     ///< also timed behind the write of the new tokens
 
   DecodeKey key() const;
 };

@@ -164,8 +164,6 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   if (c.append) {
     Append append(device, c, k, v);
     checked = true;
-    p.early_pages = true;
-    result.early = device.time(calls, run);
     result.append = device.time(calls, [&](int i) {
       append.run(device, *sets[static_cast<std::size_t>(i) % sets.size()], faults.record());
       run(i);

@@ -134,9 +134,7 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   decode->add_option("--new-tokens", f.new_tokens, "each case also with so many new tokens of each sequence")
       ->check(whole_number(1, kMostNewTokens))
       ->capture_default_str();
-  decode->add_flag("--append", f.append,
-                   "each case also as a layer of a step: behind the write of its new tokens, with pages of older ones "
-                   "read early");
+  decode->add_flag("--append", f.append, "each case also as a layer of a step: behind the write of its new tokens");
   auto* explain =
       decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
   decode->add_option("--multiprocessors", f.multiprocessors, "of the device that --explain assumes")

@@ -14,8 +14,7 @@ struct DecodeResult {
   Timing time;
   Timing floor;                     ///< read floor: a kernel reads as many bytes of the same pages and windows
   std::optional<Timing> unchecked;  ///< without checks of page and slot numbers
-  std::optional<Timing> early;      ///< with DecodeParams::early_pages
-  std::optional<Timing> append;     ///< the same, behind the write of the new tokens
+  std::optional<Timing> append;     ///< behind the write of the new tokens
   double error = 0.0;               ///< relative error of one sequence and KV head
 };
 /// @throws Error{check_failed} if the result differs from attention over the codec's rows

@@ -71,11 +71,10 @@ std::string machine_line(const Run& run) {
 std::string decode_table(const Run& run) {
   Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
   Column tokens{"new", kNewTokens}, one{"one", "time over that of one new token"}, checks{"checks", kChecks},
-      early{"early", "us, with pages of older tokens read early"},
-      append{"layer", "us, early and behind the write of the new tokens"};
+      append{"layer", "us, behind the write of the new tokens"};
   const auto us = [](const std::optional<Timing>& time) { return time ? microseconds(time->median_us) : "-"; };
   for (const DecodeRow& row : run.decode) {
-    early.values.push_back(us(row.result->early)), append.values.push_back(us(row.result->append));
+    append.values.push_back(us(row.result->append));
     tokens.values.push_back(tokens_of(run, row.c));
     one.values.push_back(times(new_tokens_ratio(run, row)));
     checks.values.push_back(times(row.checks_ratio()));
@@ -85,7 +84,7 @@ std::string decode_table(const Run& run) {
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
                      percent(row.read_floor_ratio()), times(row.speedup())});
   }
-  const std::string legend = add_columns(table, {tokens, one, checks, early, append});
+  const std::string legend = add_columns(table, {tokens, one, checks, append});
   return format_rows(table) +
          "copy, floor: of the bandwidth of a copy, and of a plain read of the same bytes\n"
          "bf16: how much faster than the best bfloat16 kernel of this run\n" +
@@ -221,7 +220,6 @@ Json row_json(const Run& run, const DecodeRow& row) {
   json["read_floor_ratio"] = row.read_floor_ratio();
   if (row.result->unchecked) json["unchecked"] = timing_json(*row.result->unchecked);
   if (const auto ratio = row.checks_ratio()) json["checks_ratio"] = *ratio;
-  if (row.result->early) json["early"] = timing_json(*row.result->early);
   if (row.result->append) json["append"] = timing_json(*row.result->append);
   if (const auto ratio = new_tokens_ratio(run, row)) json["one_token_ratio"] = *ratio;
   if (row.bf16) json["bf16"] = timing_json(*row.bf16);

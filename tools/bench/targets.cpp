@@ -10,7 +10,7 @@ namespace kvq::bench {
 
 namespace {
 
-enum class Measure { read_floor, over_bf16, early, layer, of_int2, of_one_token };
+enum class Measure { read_floor, over_bf16, microseconds, layer, of_int2, of_one_token };
 
 struct DecodeTarget {
   const char *name, *cache;
@@ -28,11 +28,11 @@ constexpr DecodeTarget kDecode[] = {
     {"INT2", "u2g128", 128, k32, Measure::over_bf16, 6.5},
     {"INT2 symmetric", "s2g128", 32, k32, Measure::read_floor, 0.91},
     {"INT2 symmetric", "s2g128", 32, k32, Measure::of_int2, 1.0},
-    {"INT2", "u2g128", 8, k32, Measure::early, 44.0},
+    {"INT2", "u2g128", 8, k32, Measure::microseconds, 44.0},
     {"INT2", "u2g128", 8, k32, Measure::over_bf16, 5.5},
-    {"INT2", "u2g128", 1, k128, Measure::early, 24.0},
+    {"INT2", "u2g128", 1, k128, Measure::microseconds, 24.0},
     {"INT2", "u2g128", 1, k128, Measure::over_bf16, 5.0},
-    {"INT2", "u2g128", 1, k32, Measure::early, 10.0},
+    {"INT2", "u2g128", 1, k32, Measure::microseconds, 10.0},
     {"INT2", "u2g128", 1, k32, Measure::layer, 13.0},
     {"INT2", "u2g128", 1, k32, Measure::over_bf16, 3.5},
     {"INT2 groups of 64", "u2g64", 32, k32, Measure::read_floor, 0.88},
@@ -147,7 +147,7 @@ const char* text_of(Measure measure) {
   switch (measure) {
     case Measure::read_floor: return "of read floor";
     case Measure::over_bf16: return "over bf16";
-    case Measure::early: return "us, early";
+    case Measure::microseconds: return "us";
     case Measure::layer: return "us, layer";
     case Measure::of_int2: return "of INT2's time";
     case Measure::of_one_token: return "of one token's time";
@@ -160,7 +160,7 @@ std::optional<double> reached(const Run& run, const DecodeRow& row, Measure meas
   switch (measure) {
     case Measure::read_floor: return row.read_floor_ratio();
     case Measure::over_bf16: return row.speedup();
-    case Measure::early: return row.result->early->median_us;
+    case Measure::microseconds: return row.result->time.median_us;
     case Measure::layer: return row.result->append->median_us;
     case Measure::of_one_token: return new_tokens_ratio(run, row);
     case Measure::of_int2: {

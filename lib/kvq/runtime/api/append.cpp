@@ -28,7 +28,6 @@ Status append(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq
   DecodeParams decode_p;
   WriteParams write_p;
   if (const Status status = decode_params(*plan, cache, layer, d, found, decode_p); !status.ok()) return status;
-  decode_p.early_pages = true;  // the write stores rows of the new tokens only
   if (const Status status = write_params(*plan, cache, layer, w, found, write_p); !status.ok()) return status;
   const kvq_plan::Kernels& kernels = *found.kernels;
   if (const Status status = kernels.write.run(kernels.write_launch, write_p, stream); !status.ok()) return status;

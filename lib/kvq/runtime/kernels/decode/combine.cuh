@@ -32,7 +32,7 @@ struct OutputRow {
   bool exists;  ///< else padding
 };
 __device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int pass, int head, int row) {
-  const int heads = p.heads_per_kv_head();
+  const int heads = p.heads_per_kv_head;
   if (!p.q_indptr) return {pass, head * heads + row, row < heads};
   const Pass of = load_pass(p, pass);
   const Row at = row_of(p, row);
@@ -53,6 +53,7 @@ struct CombineShared {
   alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
   float2 partial_states[kRotateWarps];
   CompletionCounter completions[kRows / T::kHeads];
+  OutputRow outputs[kRows];                                        ///< of each row
   float2 weights[kRows];                                           ///< weigh() of each row
   float shifts[kRows];                                             ///< center_score() of each row
   alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< allocated for dense rotations only
@@ -230,17 +231,17 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     const bool certain = unit.first_row == 0 || tail_index < 0;
     if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
     // Rows of padding are merged and rotated with the others, but not stored.
-    const auto output_of = [&](int row) {
-      return output_row(p, unit.first_pass + (row >> log2_of(unit.rows_each)), unit.head,
-                        unit.first_row + (row & (unit.rows_each - 1)));
-    };
+    if (thread < unit.rows())
+      shared.outputs[thread] = output_row(p, unit.first_pass + (thread >> log2_of(unit.rows_each)), unit.head,
+                                          unit.first_row + (thread & (unit.rows_each - 1)));
     LaneRow<kDim> factors;
     load_factors<kDim>(p.cache.rotation_v, unit.head, lane, factors);
     const bool shifted = p.cache.center_k && (p.lse || p.sink_logits) && !(p.logit_softcap > 0.0f);
     if (shifted) {
+      __syncthreads();
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
-        const OutputRow to = output_of(row);
+        const OutputRow& to = shared.outputs[row];
         if (!to.exists) continue;
         const float shift = center_score<T>(p, to.token, unit.head, to.query_head, lane);
         if (lane == 0) shared.shifts[row] = shift;
@@ -270,7 +271,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         [&](int row, float2 state) {
           if (shared.completions[row >> log2_of(unit.rows_each)].bits == CompletionCounter::kFaulty)
             state = make_float2(0.0f, kNaN);
-          const OutputRow to = output_of(row);
+          const OutputRow& to = shared.outputs[row];
           return to.exists ? weigh(p, to, state, shifted ? shared.shifts[row] : 0.0f) : float2{};
         });
 
@@ -288,7 +289,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         dense.template multiply<tiles.value>(rows, product);
         dense.template for_each<tiles.value>(product, [&](int row, int channel, float2 two) {
           if (row >= unit.rows()) return;
-          const OutputRow to = output_of(row);
+          const OutputRow& to = shared.outputs[row];
           if (!to.exists) return;
           Activation* out = out_of(to) + channel;
           from_float(finished(row, channel, two.x), out[0]), from_float(finished(row, channel + 1, two.y), out[1]);
@@ -301,7 +302,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     } else {
 #pragma unroll 1
       for (int row = warp; row < unit.rows(); row += kRotateWarps) {
-        const OutputRow to = output_of(row);
+        const OutputRow& to = shared.outputs[row];
         if (!to.exists) continue;
         LaneRow<kDim> x;
 #pragma unroll

@@ -324,6 +324,7 @@ Status plan(DecodeLaunch& launch) {
 template <typename T>
 Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) {
   DecodeWork work{.p = {params}, .format = launch.format};
+  work.p.heads_per_kv_head = params.num_q_heads / params.cache.num_kv_heads;
   work.p.passes = {1, params.max_new_tokens};
   const int work_tiles = work.p.num_passes() * params.cache.num_kv_heads;
   if (work_tiles == 0 || params.tokens() == 0) return {};

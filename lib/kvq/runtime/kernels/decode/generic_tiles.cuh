@@ -390,6 +390,8 @@ struct Softmax {
   __device__ __forceinline__ void leave(float* to, float2* states, int dim, int lane) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
+    // A result without any score is left out of merges. One whose scores are all NaN must not be.
+    if (sum != sum && largest == kMinusInf) largest = 0.0f;
     if (lane < kHeads) states[lane] = make_float2(largest, sum);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)

@@ -40,10 +40,6 @@ struct DecodeParams {
   /// lse and sink logits only.
   PagedCacheView cache = {};
 
-  /// The kernels before this call that may still run (a chain of programmatic launches) write nothing of the cache but
-  /// rows of the new tokens, and no tables. Then tables and pages of older tokens are read without a wait for them.
-  bool early_pages = false;
-
   /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything
   void* workspace = nullptr;
 
@@ -63,7 +59,7 @@ struct DecodeKernelParams : DecodeParams {
 
   int one_round_splits = 0;  ///< DecodeGrids::one_round_splits
 
-  KVQ_HD int heads_per_kv_head() const { return num_q_heads / cache.num_kv_heads; }
+  int heads_per_kv_head = 0;  ///< given, because a division takes long
   /// Of all sequences.
   KVQ_HD int num_passes() const { return cache.batch * passes.count; }
 };

@@ -64,7 +64,7 @@ struct Row {
   int head;   ///< query head, in its KV head
 };
 __device__ __forceinline__ Row row_of(const DecodeKernelParams& p, int row) {
-  const int heads = p.heads_per_kv_head();
+  const int heads = p.heads_per_kv_head;
   if (row < heads) return {0, row};
   return {row / heads, row % heads};
 }

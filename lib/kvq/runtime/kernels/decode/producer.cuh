@@ -241,21 +241,9 @@ struct Producer {
     return splits.per_round + __shfl_sync(kAll, claimed, 0);
   }
 
-  /// How many chunks of a work tile, from chunk `from` on, have only tokens that no kernel still writes.
-  __device__ __forceinline__ int early_chunks(const TileChunks& chunks, int from) const {
-    return min(chunks.coded_chunks, chunks.new_begin / T::kStageTokens - chunks.first_coded_chunk) - from;
-  }
-
   /// Loads all splits of the block, each one work tile by work tile.
   __device__ void run(const Splits& splits) {
     bool first = true;
-    // Waits for the queries kernel, and with it for all kernels before.
-    const auto begin_queries = [&](const WorkTile& work_tile) {
-      ptx::griddepcontrol_wait();
-      ptx::griddepcontrol_launch_dependents();
-      load_queries(work_tile);
-      first = false;
-    };
     for (int split = static_cast<int>(blockIdx.x); split < splits.count(); split = claim(splits)) {
       const auto [begin, end] = splits.range_of(split);
       for (WorkTile work_tile = find_work_tile<T>(p, shared.queue, begin, lane);;
@@ -268,25 +256,25 @@ struct Producer {
           shared.partial_ids[buffer] =
               PartialId{work_tile.pass * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
         __syncwarp();  // any lane may arm a stage that refers to this entry of `partial_ids`
-        int most_first = max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor);
-        if (first && p.early_pages) most_first = min(most_first, early_chunks(work_tile.chunks, from));
-        if (first && most_first <= 0)
-          begin_queries(work_tile);
-        else if (!first)
-          load_queries(work_tile);
+        if (!first) load_queries(work_tile);
         // A work tile takes a multiple of kConsumerGroups stages, so that each consumer group has a first and a last
         // one, and KV chunk i of a split's part of the work tile always goes to the same group. Stages beyond the
         // chunks are empty.
         const int label = buffer << kStageBufferShift,
                   padded = (to - from + T::kConsumerGroups - 1) / T::kConsumerGroups * T::kConsumerGroups;
         for (int base = 0, count; base < padded; base += count) {
-          const int most = first ? min(T::kStages, most_first) : 32;
+          const int most = first ? min(T::kStages, max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor)) : 32;
           count = min(most, padded - base);
           const int i = base + lane;
           const int flags =
               label | (i < T::kConsumerGroups ? kStageFirst : 0) | (i >= padded - T::kConsumerGroups ? kStageLast : 0);
           load(describe(work_tile, from + i, flags, from + i < to), count);
-          if (first) begin_queries(work_tile);
+          if (first) {
+            ptx::griddepcontrol_wait();
+            ptx::griddepcontrol_launch_dependents();
+            load_queries(work_tile);
+            first = false;
+          }
         }
         next_buffer();
         if (work_tile.first_chunk + n >= end) break;

@@ -109,7 +109,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
-  const int heads_per_kv_head = p.heads_per_kv_head(), work_tiles = p.num_passes() * p.cache.num_kv_heads;
+  const int heads_per_kv_head = p.heads_per_kv_head, work_tiles = p.num_passes() * p.cache.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   DenseRotation<kDim> dense{shared.rotation};
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
@@ -117,11 +117,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
   // After the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
-  // may read keys and values without waiting themselves. With early pages they start at once, and wait before they read
-  // what the kernel before this one may still write.
-  if (p.early_pages) ptx::griddepcontrol_launch_dependents();
+  // may read keys and values without waiting themselves.
   ptx::griddepcontrol_wait();
-  if (!p.early_pages) ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_launch_dependents();
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
   constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
@@ -204,8 +202,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     }
     __syncthreads();
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
-    // A warp that cuts no queries writes what rows see.
-    if (const int row = thread - (kRotateThreads - 32); row >= 0 && row < n * T::kHeads) {
+    // Where rows may differ, a warp that cuts no queries writes what they see.
+    if (const int row = thread - (kRotateThreads - 32); p.q_indptr && row >= 0 && row < n * T::kHeads) {
       typename T::Operand& to = operands[first + row / T::kHeads * grid];
       const RowSight sight = sight_of(p, shared.passes[row / T::kHeads], row % T::kHeads);
       to.row_begin[row % T::kHeads] = sight.begin, to.row_mask[row % T::kHeads] = sight.mask;

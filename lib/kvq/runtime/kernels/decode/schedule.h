@@ -40,7 +40,6 @@ namespace decode {
 struct SeenRanges {
   PositionRange any;  ///< those outside are hidden from all rows
   PositionRange all;  ///< part of `any`: those inside are seen by all rows, as far as this is known without the masks
-  int new_begin = 0;  ///< position of the sequence's first new token
 };
 
 /// The queries of a work tile: `count` of the new tokens, from `first` on.
@@ -62,8 +61,7 @@ KVQ_HD inline SeenRanges seen_by(int length, const TileQueries& queries, bool ma
             last = position + queries.count - 1;
   const auto begin_of = [&](int query) { return sliding_window > 0 ? larger(0, query + 1 - sliding_window) : 0; };
   return {{larger(range.begin, begin_of(position)), smaller(range.end, masked ? length : last + 1)},
-          {larger(range.begin, begin_of(last)), smaller(range.end, masked ? new_begin : position + 1)},
-          new_begin};
+          {larger(range.begin, begin_of(last)), smaller(range.end, masked ? new_begin : position + 1)}};
 }
 
 /// Which positions one row sees, of those that any row sees.
@@ -80,7 +78,6 @@ struct RowSight {
 /// KV chunks of one work tile; equal for all heads of a pass.
 struct TileChunks {
   PositionRange seen_by_all;            ///< see SeenRanges
-  int new_begin;                        ///< likewise
   int begin, end;                       ///< positions that any row sees
   int sink_end;                         ///< positions below it are exact sinks
   int coded_begin, coded_end;           ///< positions whose codes are read; from coded_end on tokens are exact
@@ -99,7 +96,7 @@ struct ChunkTokens {
 template <typename Tokens>
 KVQ_HD TileChunks chunks_of(const SequenceTokens& sequence, const SeenRanges& seen, const Tokens& tokens) {
   TileChunks c;
-  c.seen_by_all = seen.all, c.new_begin = seen.new_begin;
+  c.seen_by_all = seen.all;
   c.begin = seen.any.begin, c.end = seen.any.end;
   c.sink_end = smaller(sequence.sink_end, c.end);
   c.coded_begin = larger(c.sink_end, c.begin);
