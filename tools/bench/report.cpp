@@ -69,7 +69,12 @@ std::string machine_line(const Run& run) {
 }
 
 std::string decode_table(const Run& run) {
-  Table table{{"decode", "batch x ctx", "bytes", "us", "+-", "GB/s", "copy", "floor", "bf16"}};
+  // Spread and bandwidth make room for the columns of new tokens and appends; the document has both.
+  const bool narrow = std::any_of(run.decode.begin(), run.decode.end(),
+                                  [](const DecodeRow& row) { return row.c.append || row.c.new_tokens > 1; });
+  Table table{{"decode", "batch x ctx", "bytes", "us"}};
+  if (!narrow) table.front().insert(table.front().end(), {"+-", "GB/s"});
+  table.front().insert(table.front().end(), {"copy", "floor", "bf16"});
   Column tokens{"new", kNewTokens}, one{"one", "time over that of one new token"}, checks{"checks", kChecks},
       append{"layer", "us, behind the write of the new tokens"};
   const auto us = [](const std::optional<Timing>& time) { return time ? microseconds(time->median_us) : "-"; };
@@ -78,11 +83,16 @@ std::string decode_table(const Run& run) {
     tokens.values.push_back(tokens_of(run, row.c));
     one.values.push_back(times(new_tokens_ratio(run, row)));
     checks.values.push_back(times(row.checks_ratio()));
-    table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
-                     format_bytes(static_cast<double>(bytes_of(row.c).total())),
-                     microseconds(row.result->time.median_us), percent(row.result->time.spread()),
-                     gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
-                     percent(row.read_floor_ratio()), times(row.speedup())});
+    std::vector<std::string> line{
+        title_of(*row.c.variant),
+        fmt::format("{} x {}", row.c.batch, row.c.context),
+        format_bytes(static_cast<double>(bytes_of(row.c).total())),
+        microseconds(row.result->time.median_us),
+    };
+    if (!narrow) line.insert(line.end(), {percent(row.result->time.spread()), gigabytes(row.bytes_per_second())});
+    line.insert(line.end(), {percent(row.bytes_per_second() / run.copy_bytes_per_second),
+                             percent(row.read_floor_ratio()), times(row.speedup())});
+    table.push_back(std::move(line));
   }
   const std::string legend = add_columns(table, {tokens, one, checks, append});
   return format_rows(table) +

@@ -35,8 +35,8 @@ constexpr DecodeTarget kDecode[] = {
     {"INT2", "u2g128", 1, k32, Measure::microseconds, 10.0},
     {"INT2", "u2g128", 1, k32, Measure::layer, 13.0},
     {"INT2", "u2g128", 1, k32, Measure::over_bf16, 3.5},
-    {"INT2 groups of 64", "u2g64", 32, k32, Measure::read_floor, 0.88},
-    {"INT2, 4 new tokens", "u2g128", 32, k32, Measure::of_one_token, 1.15, 4},
+    {"INT2 g64", "u2g64", 32, k32, Measure::read_floor, 0.88},
+    {"INT2 4 drafts", "u2g128", 32, k32, Measure::of_one_token, 1.15, 4},
     {"INT4", "u4g128", 32, k32, Measure::read_floor, 0.90},
     {"INT4", "u4g128", 32, k32, Measure::over_bf16, 3.4},
     {"paged bf16", "bf16", 32, k32, Measure::read_floor, 0.92},
@@ -150,7 +150,7 @@ const char* text_of(Measure measure) {
     case Measure::microseconds: return "us";
     case Measure::layer: return "us, layer";
     case Measure::of_int2: return "of INT2's time";
-    case Measure::of_one_token: return "of one token's time";
+    case Measure::of_one_token: return "of one token";
   }
   return "";
 }
