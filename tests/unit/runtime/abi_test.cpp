@@ -69,6 +69,7 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
 #define KVQ_CHECK_SIZE(type, bytes) check(#type, abi::kFirstSize<type>, bytes, sizeof(type))
   KVQ_CHECK_SIZE(kvq_error, 1032);
   KVQ_CHECK_SIZE(kvq_kernel_info, 24);
+  KVQ_CHECK_SIZE(kvq_layer_serving, 328);
   KVQ_CHECK_SIZE(kvq_layer_geometry, 48);
   KVQ_CHECK_SIZE(kvq_model_options, 64);
   KVQ_CHECK_SIZE(kvq_model_info, 72);
@@ -90,6 +91,7 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   KVQ_CHECK_SIZE(kvq_decode_args, 88);
   KVQ_CHECK_SIZE(kvq_append_args, 136);
   KVQ_CHECK_SIZE(kvq_prefill_args, 144);
+  KVQ_CHECK_SIZE(kvq_merge_args, 88);
   KVQ_CHECK_SIZE(kvq_dequantize_args, 80);
   KVQ_CHECK_SIZE(kvq_selftest_layer, 320);
 #undef KVQ_CHECK_SIZE
@@ -98,6 +100,8 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   CHECK(offsetof(kvq_layer_info, k_scales) == 136);
   CHECK(offsetof(kvq_sequences, sequence_ids) == 72);
   CHECK(offsetof(kvq_decode_args, workspace) == 72);
+  CHECK(offsetof(kvq_decode_args, q_indptr) == 88);
+  CHECK(offsetof(kvq_layer_info, logit_softcap) == 144);
   CHECK(offsetof(kvq_copy_args, sequence_ids) == 40);
 }
 
@@ -108,7 +112,7 @@ TEST_CASE("Every structure that has a size has a first size", "[runtime]") {
       matches(source("/lib/kvq/runtime/api/struct_sizes.h"), "KVQ_FIRST_SIZE\\((kvq_\\w+), (\\d+)\\)");
   const std::map<std::string, std::string> tested =
       matches(source("/tests/unit/runtime/abi_test.cpp"), "KVQ_CHECK_SIZE\\((kvq_\\w+), (\\d+)\\)");
-  CHECK(declared.size() == 25);
+  CHECK(declared.size() == 27);
   CHECK(sized == tested);
   for (const auto& [name, nothing] : declared) {
     INFO(name);

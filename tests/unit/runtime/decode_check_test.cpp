@@ -74,7 +74,21 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DecodeParams& p) { p.q_stride = 1; }), Contains("1024 elements apart"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.out_stride = 1000; }), Contains("out_stride is 1000, expected 1024"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.cache.batch = 1 << 29; }),
-             Contains("536870912 sequences of 8 query heads"));
+             Contains("536870912 sequences of up to 1 tokens of 8 query heads"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.logit_softcap = -1.0f; }), Contains("logit_softcap must be 0 or"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.logit_softcap = __builtin_nanf(""); }), Contains("logit_softcap must be"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.max_new_tokens = 17; }),
+             Contains("max_new_tokens is 17, expected 1 to 16"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.max_new_tokens = 2; }), Contains("need q_indptr"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.token_masks = reinterpret_cast<const std::uint32_t*>(16); }),
+             Contains("need q_indptr"));
+  CHECK_THAT(refusal([](DecodeParams& p) { p.first = reinterpret_cast<const std::int32_t*>(2); }),
+             Contains("must be aligned to 4 bytes"));
+  CHECK_THAT(refusal([](DecodeParams& p) {
+               p.q_indptr = reinterpret_cast<const std::int32_t*>(16);
+               p.num_tokens = -1;
+             }),
+             Contains("num_tokens is -1"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.workspace = static_cast<std::byte*>(p.workspace) + 16; }),
              Contains("workspace must be aligned to 256 bytes"));
   const auto dense = [](DeviceRotation& rotation, const std::byte* fragments) {

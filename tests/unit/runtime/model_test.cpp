@@ -250,7 +250,7 @@ TEST_CASE("One geometry stands for all layers, also of a newer caller's size", "
   newer[3].known.head_dim = 64;
   CHECK_THAT(served.refusal(), Contains("layer 3: head_dim: expected 64, found 128"));
   newer[3].known.head_dim = 128, newer[4].unknown = 1;
-  CHECK_THAT(served.refusal(), Contains("unsupported: geometry: fields behind byte 48"));
+  CHECK_THAT(served.refusal(), Contains("unsupported: geometry: fields behind byte 56"));
 }
 
 TEST_CASE("An artifact of another model is refused, naming each difference", "[runtime]") {

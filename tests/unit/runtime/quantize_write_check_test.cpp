@@ -82,7 +82,7 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride -= 16; }), Contains("bytes apart"));
   CHECK_THAT(refusal([](WriteParams& p) { p.page_stride = std::int64_t{1} << 32; }),
              Contains("pages 4294967296 bytes apart; supported are fewer than 2^32"));
-  CHECK_THAT(refusal([](WriteParams& p) { p.slot_mapping = nullptr; }), Contains("pages"));
+  CHECK_THAT(refusal([](WriteParams& p) { p.slot_mapping = nullptr; }), Contains("slot_mapping"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.x = nullptr; }), Contains("k: rows"));
   CHECK_THAT(refusal([](WriteParams& p) { p.v.token_stride = 100; }), Contains("v: rows"));
   CHECK_THAT(refusal([](WriteParams& p) { p.k.token_stride = std::int64_t{1} << 32; }),
