@@ -58,7 +58,8 @@ TEST_CASE("The build knows rows of each verb", "[plan]") {
 
 TEST_CASE("A format with rows is tuned, another one generic", "[plan]") {
   CHECK(kinds(layer(affine(2, 128), affine(2, 128))) == "tttt");
-  CHECK(kinds(layer(affine(2, 64), affine(2, 64))) == "gggt");
+  CHECK(kinds(layer(affine(2, 64), affine(2, 64))) == "tttt");
+  CHECK(kinds(layer(affine(2, 32), affine(2, 32))) == "gggt");
   CHECK(cache_format_name(layer(affine(2, 128), affine(2, 128))) == "u2g128");
   CHECK(cache_format_name(layer(affine(4, 128), affine(2, 64, ScaleType::bf16))) == "u4g128/u2g64b");
   CHECK(kinds(layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 8)) == "tttt");
@@ -66,10 +67,11 @@ TEST_CASE("A format with rows is tuned, another one generic", "[plan]") {
 }
 
 TEST_CASE("Verbs, heads and activations are told apart", "[plan]") {
-  const LayerPlan many = layer(affine(4, 128), affine(2, 128), 128, 16);
-  CHECK(kinds(many) == "gttt");  // decode has rows of 4 and 8 heads
+  const LayerPlan many = layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 16);
+  CHECK(kinds(many) == "gttt");  // decode has a kernel for 8 heads
   CHECK(kinds(layer(affine(2, 128), affine(2, 128), 128, 4), Activation::fp16) == "tttt");
-  CHECK(kinds(layer(affine(4, 128), affine(4, 128), 128, 4), Activation::fp16) == "gggt");
+  CHECK(kinds(layer(affine(4, 128), affine(4, 128), 128, 4), Activation::fp16) == "tttt");
+  CHECK(kinds(layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 8), Activation::fp16) == "gggt");
   LayerPlan wide = layer(affine(2, 128), affine(2, 128), 128, kMostPrefillHeads + 1);
   CHECK(kinds(wide) == "gtt-");
   CHECK(served_by(wide, Activation::bf16).is_served());
