@@ -266,7 +266,7 @@ def test_targets_are_asked_for_and_none_is_met_unmeasured():
     document = plan("targets")
     assert len(document["targets"]) >= 24
     assert not any(target["met"] or "reached" in target for target in document["targets"])
-    assert {row["cache"] for row in document["decode"]} == {"u2g128", "s2g128", "u4g128", "bf16"}
+    assert {row["cache"] for row in document["decode"]} == {"u2g128", "u2g64", "s2g128", "u4g128", "bf16"}
 
 
 @needs_tool
