@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
   int turn = first / runs.jobs;
   const int own_job = first - turn * runs.jobs;
-  if (turn >= runs.stride) turn = 2 * runs.end + runs.stride;  // none
+  int run = turn < runs.stride ? runs.run_of(turn) : runs.end;
   const bool is_value = runs.is_value(own_job);
   {
     const WriteSide& from = is_value ? p.v : p.k;
@@ -120,20 +120,21 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
     }
   }
   wait_for_kernels_before();
-  const auto fetch = [&] {
-    const int job = ptx::derive_again(own_job), run = runs.run_of(turn);
-    if (run < runs.end)
-      fetch_rows<K, T>(runs.is_value(job) ? p.v : p.k, p, run * kTileTokens, runs.head(job), lane, shared.rows[0]);
+  const auto fetch = [&](int at) {
+    const int job = ptx::derive_again(own_job);
+    if (at < runs.end)
+      fetch_rows<K, T>(runs.is_value(job) ? p.v : p.k, p, at * kTileTokens, runs.head(job), lane, shared.rows[0]);
   };
-  fetch();
+  fetch(run);
   const auto write_runs = [&]<typename Side>(Side) {
-    // Only the turn is kept, because registers are few.
-    for (int run; (run = runs.run_of(turn)) < runs.end;) {
+    while (run < runs.end) {
       const int job = ptx::derive_again(own_job), first_token = run * kTileTokens;
       const bool value = runs.is_value(job);
       turn += runs.stride;
-      write_side<Side, T, kScaled>(p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, shared,
-                                   fetch, lane);
+      run = runs.run_of(turn);
+      write_side<Side, T, kScaled>(
+          p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, shared, [&] { fetch(run); },
+          lane);
     }
   };
   if constexpr (std::is_same_v<K, V>) {  // the same code for both sides, so that it stays in the instruction cache
