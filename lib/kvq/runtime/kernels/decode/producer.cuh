@@ -59,24 +59,24 @@ struct Producer {
                      first, chunks.coded_begin, chunks.coded_end};
       const std::int32_t* table = table_of(p.cache, sequence);
       const std::byte* pages = p.cache.pages + static_cast<std::int64_t>(work_tile.head) * page_tiles * T::kTileBytes;
-      // All page numbers are loaded before one of them is looked at.
-      int numbers[kStagePages] = {}, wrong = -1;
-#pragma unroll
-      for (int k = 0; k < kStagePages; ++k) {
-        // The chunk's pages that have a token to read; entries of other pages may be anything.
+      // The chunk's pages that have a token to read; entries of other pages may be anything, or lie beyond the table.
+      const auto is_read = [&](int k) {
         const int token = first + (k << p.cache.page_shift), page_end = token + (1 << p.cache.page_shift);
-        if ((k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end && page_end > chunks.coded_begin)
-          numbers[k] = __ldcg(table + (token >> p.cache.page_shift));
-      }
+        return (k << p.cache.page_shift) < T::kStageTokens && token < chunks.coded_end && page_end > chunks.coded_begin;
+      };
+      // All page numbers are loaded before one of them is looked at.
+      int numbers[kStagePages] = {}, wrong_number = 0;
+      bool wrong = false;
+#pragma unroll
+      for (int k = 0; k < kStagePages; ++k)
+        if (is_read(k)) numbers[k] = __ldcg(table + (first >> p.cache.page_shift) + k);
 #pragma unroll
       for (int k = 0; k < kStagePages; ++k) {
-        if (!is_page(p.cache, numbers[k])) wrong = k;
+        if (is_read(k) && !is_page(p.cache, numbers[k])) wrong = true, wrong_number = numbers[k];
         source.from[k] = pages + numbers[k] * p.cache.page_stride;
       }
-      if (wrong >= 0) {  // the page cannot be read: nothing is loaded, and the result is NaN
-        const int token = first + (wrong << p.cache.page_shift);
-        record_fault(p.cache.faults, {FaultCode::page, __ldcg(table + (token >> p.cache.page_shift))}, sequence,
-                     p.cache.layer);
+      if (wrong) {  // the page cannot be read: nothing is loaded, and the result is NaN
+        record_fault(p.cache.faults, {FaultCode::page, wrong_number}, sequence, p.cache.layer);
         source.info = {flags | kStageFaulty, 0, 0, 0};
         return source;
       }
