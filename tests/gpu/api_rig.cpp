@@ -112,6 +112,15 @@ void expect_ok(kvq_status status, const kvq_error& error) {
   if (status != KVQ_OK) throw std::runtime_error(std::string(kvq_status_string(status)) + ": " + error.message);
 }
 
+std::vector<std::uint16_t> random_rows(int rows, int width, unsigned seed) {
+  std::vector<std::uint16_t> all(static_cast<std::size_t>(rows) * static_cast<std::size_t>(width));
+  for (std::uint16_t& x : all) {
+    seed = seed * 1664525u + 1013904223u;
+    x = float_to_bf16(static_cast<float>(static_cast<int>(seed >> 9) - (1 << 22)) / (1 << 21));
+  }
+  return all;
+}
+
 kvq_plan_options plan_options(std::int32_t batch, std::int32_t queries, std::int32_t keys) {
   auto options = runtime::init<kvq_plan_options>();
   options.max_batch = batch;

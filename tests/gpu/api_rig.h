@@ -18,6 +18,9 @@ namespace kvq::test {
 /// Options of a plan with decode; with prefill if queries is above 0.
 kvq_plan_options plan_options(std::int32_t batch, std::int32_t queries = 0, std::int32_t keys = 0);
 
+/// @return  [rows, width] numbers between -2 and 2 in bfloat16, which depend on the seed alone
+std::vector<std::uint16_t> random_rows(int rows, int width, unsigned seed);
+
 /// A served artifact in a file, loaded and uploaded.
 struct Engine {
   /// @param fold  KVQ_FOLD_... of the layers whose keys have scales

@@ -25,15 +25,6 @@ namespace {
 constexpr Windows kWindows = {.sink_tokens = 20, .recent_tokens = 40};
 constexpr int kHeads = 16, kKvHeads = 4, kDim = 128, kMost = 6;
 
-std::vector<std::uint16_t> random_rows(int rows, int heads, unsigned seed) {
-  std::vector<std::uint16_t> all;
-  for (int i = 0; i < rows * heads * kDim; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    all.push_back(float_to_bf16(static_cast<float>(static_cast<int>(seed >> 9) - (1 << 22)) / (1 << 21)));
-  }
-  return all;
-}
-
 kvq_model_options drafts_options() {
   auto options = runtime::init<kvq_model_options>();
   options.max_step_tokens = kMost;
@@ -54,7 +45,7 @@ struct Drafts {
     cache.create(), cache.create();
     write({{0, before[0]}, {1, before[1]}}, 1);
     write({{0, drafts[0]}, {1, drafts[1]}}, 2);
-    q = to_device<std::uint16_t>(random_rows(tokens(), kHeads, 3), nullptr);
+    q = to_device<std::uint16_t>(random_rows(tokens(), kHeads * kDim, 3), nullptr);
     q_indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, drafts[0], tokens()}, nullptr);
   }
 
@@ -65,8 +56,8 @@ struct Drafts {
   void write(const std::vector<Growth>& batch, unsigned seed) {
     int count = 0;
     for (const Growth& growth : batch) count += growth.tokens;
-    k = to_device<std::uint16_t>(random_rows(count, kKvHeads, 10 * seed), nullptr);
-    v = to_device<std::uint16_t>(random_rows(count, kKvHeads, 10 * seed + 1), nullptr);
+    k = to_device<std::uint16_t>(random_rows(count, kKvHeads * kDim, 10 * seed), nullptr);
+    v = to_device<std::uint16_t>(random_rows(count, kKvHeads * kDim, 10 * seed + 1), nullptr);
     REQUIRE(cache.step(batch, nullptr));
     auto error = runtime::init<kvq_error>();
     for (int layer = 0; layer < engine.model->info().layer_count; ++layer) {
@@ -207,8 +198,8 @@ TEST_CASE("An append of drafts is their write and their attention", "[runtime][g
     CAPTURE(layer);
     const Drafts::Result before = d.decode(layer, d.args(), d.tokens());
     const DeviceMemory k = std::move(d.k), v = std::move(d.v);
-    d.k = to_device<std::uint16_t>(random_rows(d.tokens(), kKvHeads, 50), nullptr);
-    d.v = to_device<std::uint16_t>(random_rows(d.tokens(), kKvHeads, 51), nullptr);
+    d.k = to_device<std::uint16_t>(random_rows(d.tokens(), kKvHeads * kDim, 50), nullptr);
+    d.v = to_device<std::uint16_t>(random_rows(d.tokens(), kKvHeads * kDim, 51), nullptr);
     const Drafts::Result appended = append(layer);
     CHECK(distance(appended.out.data(), before.out.data(), before.out.size()) > kRounding);
     const Drafts::Result after = d.decode(layer, d.args(), d.tokens());

@@ -22,15 +22,6 @@ namespace {
 constexpr Windows kWindows = {.sink_tokens = 20, .recent_tokens = 40};
 constexpr int kHeads = 16, kKvHeads = 4, kDim = 128, kPages = 8, kFull = 0, kSliding = 5;
 
-std::vector<std::uint16_t> rows(int count, int heads, unsigned seed) {
-  std::vector<std::uint16_t> all;
-  for (int i = 0; i < count * heads * kDim; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    all.push_back(float_to_bf16(static_cast<float>(static_cast<int>(seed >> 9) - (1 << 22)) / (1 << 21)));
-  }
-  return all;
-}
-
 /// One sequence in a cache whose sliding layer has pages, or none.
 class Hybrid {
  public:
@@ -64,9 +55,9 @@ class Hybrid {
     auto error = runtime::init<kvq_error>();
     const DeviceMemory length = to_device<std::int32_t>(std::vector<std::int32_t>{length_}, nullptr),
                        indptr = to_device<std::int32_t>(std::vector<std::int32_t>{0, tokens}, nullptr),
-                       k = to_device<std::uint16_t>(rows(tokens, kKvHeads, seed), nullptr),
-                       v = to_device<std::uint16_t>(rows(tokens, kKvHeads, seed + 1), nullptr),
-                       q = to_device<std::uint16_t>(rows(1, kHeads, seed + 2), nullptr);
+                       k = to_device<std::uint16_t>(random_rows(tokens, kKvHeads * kDim, seed), nullptr),
+                       v = to_device<std::uint16_t>(random_rows(tokens, kKvHeads * kDim, seed + 1), nullptr),
+                       q = to_device<std::uint16_t>(random_rows(1, kHeads * kDim, seed + 2), nullptr);
     std::vector<std::vector<std::uint16_t>> results;
     for (const int layer : {kFull, kSliding}) {
       const bool pages = layer == kFull || sliding_pages_;
