@@ -194,8 +194,8 @@ typedef struct kvq_layer_geometry {
   int32_t rotary_dim;     /**< 0: not compared */
   uint32_t fold;          /**< KVQ_FOLD_... of the weights that are served, or-ed */
   double softmax_scale;   /**< compared to 1e-6 of itself; 0: not compared */
-  double
-      logit_softcap; /**< scores become softcap * tanh(score / softcap); compared as softmax_scale; 0: not compared */
+  double logit_softcap;   /**< scores become softcap * tanh(score / softcap). Compared to 1e-6 of itself; 0: not
+                               compared */
 } kvq_layer_geometry;
 
 typedef enum kvq_model_flags {
