@@ -165,10 +165,11 @@ cudaError_t cudaDeviceSynchronize() { return synchronize(); }
 cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   const cudaError_t error = at_once([] {});
   if (error != cudaSuccess) return error;
-  *pointer = bytes > std::size_t{1} << 34
-                 ? nullptr
-                 : std::aligned_alloc(256, (std::max<std::size_t>(bytes, 1) + 255) / 256 * 256);
-  return *pointer ? cudaSuccess : failed(cudaErrorMemoryAllocation);
+  // Not rounded up as aligned_alloc asks for, so that AddressSanitizer sees the first byte behind the allocation.
+  *pointer = nullptr;
+  if (bytes > std::size_t{1} << 34 || ::posix_memalign(pointer, 256, std::max<std::size_t>(bytes, 1)) != 0)
+    return failed(cudaErrorMemoryAllocation);
+  return cudaSuccess;
 }
 cudaError_t cudaFree(void* pointer) {
   return at_once([&] { std::free(pointer); });
