@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace kvq {
 
@@ -14,15 +15,15 @@ bool comes_before(std::span<const std::int32_t> a, std::span<const std::int32_t>
 
 }  // namespace
 
-PrefixTree::PrefixTree(std::int32_t num_pages, std::int32_t page_size)
-    : page_size_(static_cast<std::size_t>(page_size)),
-      entries_(1),  // the root
-      entry_of_(static_cast<std::size_t>(num_pages), kNone) {}
+PrefixTree::PrefixTree(std::span<const std::int32_t> num_pages, std::int32_t page_size)
+    : page_size_(static_cast<std::size_t>(page_size)), entries_(1) {  // the root
+  for (const std::int32_t count : num_pages) entry_of_.emplace_back(static_cast<std::size_t>(count), kNone);
+}
 
 std::vector<std::int32_t> PrefixTree::ids() const {
   std::vector<std::int32_t> all;
   for (std::int32_t id = 1; id < static_cast<std::int32_t>(entries_.size()); ++id)
-    if (at(id).page != -1) all.push_back(id);
+    if (!at(id).pages.empty()) all.push_back(id);
   return all;
 }
 
@@ -63,7 +64,8 @@ std::vector<std::int32_t> PrefixTree::holders_of_sink(std::int32_t slot) const {
   return holders;
 }
 
-std::int32_t PrefixTree::add(std::int32_t parent, std::span<const std::int32_t> tokens, std::int32_t page) {
+std::int32_t PrefixTree::add(std::int32_t parent, std::span<const std::int32_t> tokens,
+                             std::vector<std::int32_t> pages) {
   if (free_ids_.empty()) {
     free_ids_.push_back(static_cast<std::int32_t>(entries_.size()));
     entries_.emplace_back();
@@ -72,11 +74,12 @@ std::int32_t PrefixTree::add(std::int32_t parent, std::span<const std::int32_t> 
   free_ids_.pop_back();
   const auto place = lower_bound(parent, tokens);
   entries_[static_cast<std::size_t>(parent)].children.insert(place, id);
+  for (std::size_t group = 0; group < pages.size(); ++group)
+    entry_of_[group][static_cast<std::size_t>(pages[group])] = id;
   entries_[static_cast<std::size_t>(id)] = {.parent = parent,
                                             .depth = at(parent).depth + 1,
-                                            .page = page,
+                                            .pages = std::move(pages),
                                             .tokens = std::vector<std::int32_t>(tokens.begin(), tokens.end())};
-  entry_of_[static_cast<std::size_t>(page)] = id;
   ++size_;
   return id;
 }
@@ -89,26 +92,27 @@ void PrefixTree::touch(std::span<const std::int32_t> path) {
 void PrefixTree::remove(std::int32_t id) {
   const PrefixEntry& entry = at(id);
   entries_[static_cast<std::size_t>(entry.parent)].children.erase(lower_bound(entry.parent, entry.tokens));
-  entry_of_[static_cast<std::size_t>(entry.page)] = kNone;
+  for (std::size_t group = 0; group < entry.pages.size(); ++group)
+    entry_of_[group][static_cast<std::size_t>(entry.pages[group])] = kNone;
   entries_[static_cast<std::size_t>(id)] = {};
   free_ids_.push_back(id);
   --size_;
 }
 
-std::int32_t PrefixTree::unused_pages(const ReferencePool& pages) const {
+std::int32_t PrefixTree::unused_pages(const ReferencePool& pages, std::size_t group) const {
   const std::vector<std::int32_t> all = ids();
   return static_cast<std::int32_t>(
-      std::ranges::count_if(all, [&](std::int32_t id) { return pages.users(at(id).page) == 1; }));
+      std::ranges::count_if(all, [&](std::int32_t id) { return pages.users(at(id).pages[group]) == 1; }));
 }
 
-std::vector<std::int32_t> PrefixTree::eviction_order(const ReferencePool& pages) const {
+std::vector<std::int32_t> PrefixTree::eviction_order(const ReferencePool& pages, std::size_t group) const {
   std::vector<std::int32_t> order = ids();
   std::vector<char> used(entries_.size());  // is this page in use, or one below it?
   for (const std::int32_t id : order)
-    if (pages.users(at(id).page) > 1)
+    if (pages.users(at(id).pages[group]) > 1)
       for (std::int32_t i = id; i != kRoot && !used[static_cast<std::size_t>(i)]; i = at(i).parent)
         used[static_cast<std::size_t>(i)] = 1;
-  std::erase_if(order, [&](std::int32_t id) { return pages.users(at(id).page) > 1; });
+  std::erase_if(order, [&](std::int32_t id) { return pages.users(at(id).pages[group]) > 1; });
   // A child is never used later than its parent, nor is it `used` where the parent is not. So of two unused pages above
   // each other the lower one comes first.
   std::ranges::sort(order, {}, [&](std::int32_t id) {
