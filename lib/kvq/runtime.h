@@ -383,15 +383,21 @@ KVQ_API void kvq_device_model_destroy(kvq_device_model* device_model);
 
 /* ---- Cache: where the caller keeps pages, sinks and rings ---- */
 
-/** One layer's pools on the device. A page, sink slot or ring slot has the same number in all layers. */
+/** One layer's pools on the device. A sink slot or ring slot has the same number in all layers, a page in all layers of
+ * its group. */
 typedef struct kvq_layer_pools {
   size_t struct_size;
   void* pages;         /**< 16-byte aligned, [num_pages] page_stride apart. May be null for a layer whose sliding window
                             is at most recent_tokens, which then reads its ring alone: its calls get a page table of
-                            negative numbers */
+                            negative numbers. The ring has the last recent_tokens of what is written: for n new tokens
+                            of a sequence in one call that suffices if the window + n - 1 is at most recent_tokens.
+                            Longer chunks must attend before they are written */
   int64_t page_stride; /**< bytes, a multiple of 16, below 2^32; 0: page_bytes */
   void* sinks;         /**< 16-byte aligned, [num_sink_slots] sink_slot_bytes apart; null without sink tokens */
   void* rings;         /**< 16-byte aligned, [num_ring_slots] ring_slot_bytes apart; null without recent tokens */
+  int32_t group;       /**< layers that share page tables have one number, from 0 and below the number of layers: which
+                            pages kvq_copy_run copies */
+  int32_t num_pages;   /**< of this layer's group, at most num_pages of kvq_cache_options; 0: as many */
 } kvq_layer_pools;
 
 typedef enum kvq_cache_flags {
@@ -400,10 +406,10 @@ typedef enum kvq_cache_flags {
   KVQ_CACHE_UNCHECKED = 1
 } kvq_cache_flags;
 
-/** Sizes of the pools, equal in all layers. */
+/** Sizes of the pools, equal in all layers unless kvq_layer_pools says otherwise. */
 typedef struct kvq_cache_options {
   size_t struct_size;
-  int32_t num_pages;      /**< at least 1 */
+  int32_t num_pages;      /**< of the largest pool, at least 1; kvq_step_run checks page tables against it */
   int32_t num_sink_slots; /**< 0 without sink tokens */
   int32_t num_ring_slots; /**< 0 without recent tokens */
   uint32_t flags;         /**< KVQ_CACHE_... */
@@ -432,8 +438,8 @@ KVQ_API void kvq_cache_destroy(kvq_cache* cache);
 /** The sequences of a call: arrays in device memory, of B entries unless said otherwise. One structure serves the step
  * and all layers' calls; or one for each group of layers, if groups have page tables of their own (sliding windows
  * beside full attention): then call kvq_step_run once for each group, which gives its slot_mapping and changes nothing
- * else a second time. If page numbers differ between groups, layers of different groups may share the memory of their
- * pages. */
+ * else a second time. Either groups have pools of their own, named in kvq_layer_pools; or no two groups have a page of
+ * the same number, and layers of different groups may share the memory of their pages. */
 typedef struct kvq_sequences {
   size_t struct_size;
   int32_t batch;                /**< B */
@@ -514,9 +520,11 @@ typedef struct kvq_copy_args {
   const int32_t* to;   /**< [N] entries that are written, different from each other and from `from`; null: the buffer */
   void* buffer;        /**< [N] kvq_copy_bytes() each, 16-byte aligned; null if neither `from` nor `to` is */
   const uint64_t* sequence_ids; /**< [N] of rings: the new owners; null: as before */
+  int32_t group;                /**< of pages: copies those of the layers that have this group in kvq_layer_pools */
 } kvq_copy_args;
 
-/** Bytes of one entry in a buffer: all layers, and of rings the owner. */
+/** Bytes of one entry in a buffer: all layers, and of rings the owner. Of pages: of group 0. A page of another group
+ * takes page_bytes of each of its layers that has pages, in order. */
 KVQ_API kvq_status kvq_copy_bytes(const kvq_cache* cache, int32_t kind, size_t* bytes, kvq_error* error);
 
 KVQ_API kvq_status kvq_copy_run(const kvq_cache* cache, const kvq_copy_args* args, kvq_stream stream, kvq_error* error);
@@ -581,6 +589,11 @@ typedef struct kvq_memory_options {
   int32_t multiprocessors; /**< with plan_options: the most that the device may have; 0: 256 */
   const kvq_plan_options* plan_options; /**< bounds the workspaces without a device; null: no workspaces */
   const kvq_plan* plan; /**< of the model: its workspaces, exactly; then plan_options must be null. Or null */
+  /** [layers of this rank] Most consecutive tokens of a sequence whose pages a layer keeps at once: at least its
+   * sliding window, or `length`. 0: it keeps none, because its window is at most recent_tokens. Whoever frees pages
+   * behind a window W, in steps of up to n new tokens of a sequence, keeps W + max(n, max_step_tokens). Null: `length`
+   * in all. */
+  const int32_t* page_tokens;
 } kvq_memory_options;
 
 /** Bytes of device memory, for all layers of this rank together. All are exact but decode_workspace_bytes without a
@@ -588,10 +601,12 @@ typedef struct kvq_memory_options {
  * and 2048 threads. */
 typedef struct kvq_memory {
   size_t struct_size;
-  int32_t num_pages, num_sink_slots, num_ring_slots;       /**< entries of the pools */
-  int64_t page_bytes, sink_bytes, ring_bytes;              /**< of the pools, if pages and slots lie side by side */
-  int64_t device_model_bytes;                              /**< kvq_model_device_bytes() */
-  int64_t cache_bytes;                                     /**< kvq_cache_device_bytes() */
+  int32_t num_pages, num_sink_slots, num_ring_slots; /**< entries of the pools, of pages: of the largest one. For N
+                                                          page_tokens a sequence counts (N + 2 page_size - 2) /
+                                                          page_size pages, wherever they begin, or those of length */
+  int64_t page_bytes, sink_bytes, ring_bytes;        /**< of the pools, if pages and slots lie side by side */
+  int64_t device_model_bytes;                        /**< kvq_model_device_bytes() */
+  int64_t cache_bytes;                               /**< kvq_cache_device_bytes() */
   int64_t decode_workspace_bytes, prefill_workspace_bytes; /**< kvq_plan_workspace_bytes() */
   int64_t total_bytes;           /**< of all this, with one workspace for decode and prefill */
   int64_t sequence_page_bytes;   /**< of one sequence's pages */

@@ -103,6 +103,9 @@ TEST_CASE("Structures of the interface have the sizes that callers were compiled
   CHECK(offsetof(kvq_decode_args, q_indptr) == 88);
   CHECK(offsetof(kvq_layer_info, logit_softcap) == 144);
   CHECK(offsetof(kvq_copy_args, sequence_ids) == 40);
+  CHECK(offsetof(kvq_copy_args, group) == 48);
+  CHECK(offsetof(kvq_layer_pools, group) == 40);
+  CHECK(offsetof(kvq_memory_options, page_tokens) == 40);
 }
 
 TEST_CASE("Every structure that has a size has a first size", "[runtime]") {

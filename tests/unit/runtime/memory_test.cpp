@@ -7,24 +7,33 @@
 
 #include <catch2/catch.hpp>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 using namespace kvq;
 using Catch::Matchers::Contains;
 
 namespace {
 
+using LayerWindows = std::array<int, 6>;
+
 /// A served artifact with some windows, loaded.
 struct Served {
-  explicit Served(const Windows& windows, kvq_model_options options = runtime::init<kvq_model_options>()) {
+  explicit Served(const Windows& windows, const LayerWindows& sliding_windows = {},
+                  kvq_model_options options = runtime::init<kvq_model_options>()) {
     Artifact artifact = test::served_artifact(windows, 0);
-    artifact.layers[5].geometry.sliding_window = 0;
+    std::vector<kvq_layer_geometry> geometry(6, runtime::init<kvq_layer_geometry>());
+    for (std::size_t layer = 0; layer < geometry.size(); ++layer) {
+      kvq_layer_geometry& g = geometry[layer];
+      g.num_q_heads = 16, g.num_kv_heads = 4, g.head_dim = 128;
+      artifact.layers[layer].geometry.sliding_window = g.sliding_window = sliding_windows[layer];
+    }
     const std::string path = (folder / "served.safetensors").string();
     save_artifact(artifact, path);
-    auto geometry = runtime::init<kvq_layer_geometry>();
-    geometry.num_q_heads = 16, geometry.num_kv_heads = 4, geometry.head_dim = 128;
-    options.num_layers = 6, options.num_geometries = 1, options.geometry = &geometry;
+    options.num_layers = options.num_geometries = 6, options.geometry = geometry.data();
     model = std::make_unique<runtime::Model>(path, options);
   }
   test::TempFolder folder;
@@ -61,6 +70,87 @@ TEST_CASE("Memory of a cache is that of its pools", "[runtime]") {
   CHECK(memory.decode_workspace_bytes + memory.prefill_workspace_bytes == 0);  // no calls were asked for
   CHECK(memory.total_bytes ==
         memory.page_bytes + memory.sink_bytes + memory.ring_bytes + memory.device_model_bytes + memory.cache_bytes);
+}
+
+TEST_CASE("Layers that keep the pages of some tokens, or none, are counted so", "[runtime]") {
+  // Bytes of a page of 64 tokens and 4 heads: 16 tiles of each side.
+  constexpr std::int64_t k2BitAffine = 16 * 2 * (512 + 64), k2BitSymmetric = 16 * 2 * (512 + 32),
+                         k4And2Bit = 16 * ((1024 + 64) + (512 + 64)), kExact = 16 * 2 * 4096;
+  SECTION("five layers with windows for each with full attention") {
+    const Served served({.sink_tokens = 20, .recent_tokens = 40}, {100, 100, 100, 100, 40, 0});
+    kvq_memory_options options = sequences(3, 1000);
+    const kvq_memory all = served.model->memory(options);
+    constexpr std::int64_t kAll = 3 * k2BitAffine + k2BitSymmetric + k4And2Bit + kExact;
+    CHECK(all.page_bytes == 3 * 16 * kAll);
+    // A window of 100 tokens and 16 new ones lie in 3 pages; one of 40 is in the ring.
+    const std::array<std::int32_t, 6> tokens = {116, 116, 116, 116, 0, 1000};
+    options.page_tokens = tokens.data();
+    const kvq_memory some = served.model->memory(options);
+    constexpr std::int64_t kSome = 3 * (k2BitAffine + k2BitSymmetric + k4And2Bit + kExact) + 16 * k2BitAffine;
+    static_assert(3 * kSome == 2626560);
+    CHECK(some.page_bytes == 3 * kSome);
+    CHECK(some.sequence_page_bytes == kSome);
+    CHECK(some.num_pages == 48);
+    CHECK(some.total_bytes == all.total_bytes - 3 * (16 * kAll - kSome));
+    CHECK(some.ring_bytes == all.ring_bytes);
+    CHECK(some.cache_bytes == all.cache_bytes);
+    CHECK(some.coded_bits == all.coded_bits);
+    CHECK(some.effective_bits == Approx(8.0 * static_cast<double>(kSome + some.sequence_window_bytes) / (6144 * 1000)));
+    // A short sequence has no more pages than tokens; its windows are not longer than it is.
+    options.length = 65;
+    const std::array<std::int32_t, 6> few = {65, 70, 116, 1000, 0, 65};
+    options.page_tokens = few.data();
+    CHECK(served.model->memory(options).page_bytes == 3 * 2 * (kAll - k2BitAffine));
+    // A caller of the first header has no such field, whatever lies behind its structure.
+    options = sequences(3, 1000);
+    options.page_tokens = reinterpret_cast<const std::int32_t*>(std::uintptr_t{8});
+    options.struct_size = offsetof(kvq_memory_options, page_tokens);
+    CHECK(served.model->memory(options).page_bytes == all.page_bytes);
+  }
+  SECTION("one for one") {
+    const Served served({.sink_tokens = 0, .recent_tokens = 40}, {0, 40, 0, 40, 0, 33});
+    kvq_memory_options options = sequences(2, 640);
+    const std::array<std::int32_t, 6> tokens = {640, 0, 640, 0, 640, 0};
+    options.page_tokens = tokens.data();
+    const kvq_memory memory = served.model->memory(options);
+    CHECK(memory.page_bytes == 2 * 10 * (2 * k2BitAffine + k4And2Bit));
+    CHECK(memory.num_pages == 20);
+  }
+  SECTION("all within the ring") {
+    const Served served({.sink_tokens = 0, .recent_tokens = 40}, {40, 40, 40, 40, 40, 40});
+    kvq_memory_options options = sequences(2, 640);
+    const std::array<std::int32_t, 6> tokens = {};
+    options.page_tokens = tokens.data();
+    CHECK(served.model->memory(options).page_bytes == 0);
+    CHECK(served.model->memory(options).num_pages == 0);
+  }
+}
+
+TEST_CASE("Layers that could not attend with the tokens of their pages are refused", "[runtime]") {
+  const Served served({.sink_tokens = 4, .recent_tokens = 40}, {0, 100, 40, 0, 0, 0});
+  const auto refusal = [&](std::array<std::int32_t, 6> tokens) {
+    kvq_memory_options options = sequences(2, 1000);
+    options.page_tokens = tokens.data();
+    auto memory = runtime::init<kvq_memory>();
+    auto error = runtime::init<kvq_error>();
+    const kvq_status status = kvq_memory_estimate(served.model->get(), &options, &memory, &error);
+    CHECK(status == (error.message[0] ? KVQ_INVALID_ARGUMENT : KVQ_OK));
+    return std::string(error.message);
+  };
+  constexpr std::int32_t kLength = 1000;
+  CHECK(refusal({kLength, 100, 0, kLength, kLength, kLength}).empty());
+  CHECK(refusal({999, 100, 0, kLength, kLength, kLength}) ==
+        "memory: layer 0: page_tokens: expected 1000 or more, found 999");
+  CHECK(refusal({0, 100, 0, kLength, kLength, kLength}) ==
+        "memory: layer 0: page_tokens: expected 1000 or more, found 0");
+  CHECK(refusal({kLength, 99, 0, kLength, kLength, kLength}) ==
+        "memory: layer 1: page_tokens: expected 100 or more, found 99");
+  CHECK(refusal({kLength, 0, 0, kLength, kLength, kLength}) ==
+        "memory: layer 1: page_tokens: expected 100 or more, found 0");
+  CHECK(refusal({kLength, 100, 39, kLength, kLength, kLength}) ==
+        "memory: layer 2: page_tokens: expected 0, or 40 or more, found 39");
+  CHECK(refusal({kLength, 100, -1, kLength, kLength, kLength}) ==
+        "memory: layer 2: page_tokens: expected 0, or 40 or more, found -1");
 }
 
 TEST_CASE("Effective bits count the windows beside the codes", "[runtime]") {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <memory>
 
 using namespace kvq;
@@ -31,10 +32,19 @@ kvq_cache_options options_of(const DeviceModel& model, const kvq_cache_options* 
   return o;
 }
 
-kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& given, const Windows& windows, int layer) {
+kvq_cache::Pools pools_of(const DeviceModel& model, std::int32_t index, const kvq_layer_pools& given,
+                          const kvq_cache_options& o) {
+  const kvq_device_layer& l = model.layers[static_cast<std::size_t>(index)];
+  const Windows& windows = model.windows;
+  const int layer = model.first_layer + index, num_layers = static_cast<int>(model.layers.size());
   const kvq_cache::Pools pools{static_cast<std::byte*>(given.pages),
                                given.page_stride ? given.page_stride : l.pages.page_bytes(),
-                               static_cast<std::byte*>(given.sinks), static_cast<std::byte*>(given.rings)};
+                               static_cast<std::byte*>(given.sinks),
+                               static_cast<std::byte*>(given.rings),
+                               given.group,
+                               !given.pages      ? 0
+                               : given.num_pages ? given.num_pages
+                                                 : o.num_pages};
   const auto fail = [&](const std::string& what) {
     throw Error{ErrorKind::usage, fmt::format("cache: layer {}: {}", layer, what)};
   };
@@ -51,7 +61,25 @@ kvq_cache::Pools pools_of(const kvq_device_layer& l, const kvq_layer_pools& give
     fail(fmt::format("{} sink tokens need sinks, aligned to 16 bytes", windows.sink_tokens));
   if (windows.recent_tokens > 0 && (!pools.rings || !aligned(pools.rings, 16)))
     fail(fmt::format("{} recent tokens need rings, aligned to 16 bytes", windows.recent_tokens));
+  if (given.group < 0 || given.group >= num_layers)
+    fail(fmt::format("group: expected 0 to {}, found {}", num_layers - 1, given.group));
+  if (given.num_pages < 0 || given.num_pages > o.num_pages)
+    fail(fmt::format("num_pages: expected 0 to {}, found {}", o.num_pages, given.num_pages));
   return pools;
+}
+
+/// A page has one number in all layers of a group, so their pools have one size.
+void check_groups(const kvq_cache& cache) {
+  std::map<int, int> num_pages;
+  for (std::size_t i = 0; i < cache.pools.size(); ++i) {
+    const kvq_cache::Pools& pools = cache.pools[i];
+    if (!pools.pages) continue;
+    const int expected = num_pages.try_emplace(pools.group, pools.num_pages).first->second;
+    if (pools.num_pages != expected)
+      throw Error{ErrorKind::usage,
+                  fmt::format("cache: layer {}: num_pages: expected {} as in layers of group {} before, found {}",
+                              cache.model->first_layer + static_cast<int>(i), expected, pools.group, pools.num_pages)};
+  }
 }
 
 CopyLayer copy_layer(int kind, const kvq_device_layer& l, const kvq_cache::Pools& pools) {
@@ -62,13 +90,17 @@ CopyLayer copy_layer(int kind, const kvq_device_layer& l, const kvq_cache::Pools
   }
 }
 
-/// Everything of a copy but its entries. @param table  [L] the layers, on the host  @param on_device  where they go
-CopyParams copy_params(int kind, const kvq_cache& cache, const kvq_cache_options& o, std::vector<CopyLayer>& table,
-                       const CopyLayer* on_device) {
+/// Everything of a copy but its entries, of all layers or, of pages, those of one group.
+/// @param table  the layers, on the host, appended  @param on_device  where the table goes
+CopyParams copy_params(int kind, int group, const kvq_cache& cache, const kvq_cache_options& o,
+                       std::vector<CopyLayer>& table, const CopyLayer* on_device) {
   CopyParams p;
-  p.num_layers = static_cast<int>(cache.pools.size());
-  p.layers = on_device;
+  p.layers = on_device + table.size();
+  int num_pages = 0;
   for (std::size_t i = 0; i < cache.pools.size(); ++i) {
+    if (kind == KVQ_COPY_PAGES && cache.pools[i].group != group) continue;
+    ++p.num_layers;
+    num_pages = std::max(num_pages, cache.pools[i].num_pages);
     CopyLayer layer = copy_layer(kind, cache.model->layers[i], cache.pools[i]);
     layer.buffer_offset = p.buffer_bytes;
     p.buffer_bytes += layer.bytes;
@@ -76,7 +108,7 @@ CopyParams copy_params(int kind, const kvq_cache& cache, const kvq_cache_options
     table.push_back(layer);
   }
   const bool rings = kind == KVQ_COPY_RINGS;
-  p.num_entries = rings ? o.num_ring_slots : kind == KVQ_COPY_SINKS ? o.num_sink_slots : o.num_pages;
+  p.num_entries = rings ? o.num_ring_slots : kind == KVQ_COPY_SINKS ? o.num_sink_slots : num_pages;
   p.fault_code = rings ? FaultCode::ring_slot : kind == KVQ_COPY_SINKS ? FaultCode::sink_slot : FaultCode::page;
   p.faults = cache.faults;
   if (rings) {
@@ -94,10 +126,11 @@ void fill_memory(kvq_cache& cache, const kvq_cache_options& o, void* memory, kvq
   cache.ring_states = reinterpret_cast<RingState*>(at + layout.ring_states);
   std::vector<CopyLayer> table;
   const auto* layers = reinterpret_cast<const CopyLayer*>(at + layout.copies);
-  for (const int kind : kCopyKinds) {
-    const CopyLayer* own = layers + table.size();
-    cache.copies[kind] = copy_params(kind, cache, o, table, own);
-  }
+  int groups = 1;
+  for (const kvq_cache::Pools& pools : cache.pools) groups = std::max(groups, pools.group + 1);
+  for (const int kind : kCopyKinds)
+    for (int group = 0; group < (kind == KVQ_COPY_PAGES ? groups : 1); ++group)
+      cache.copies[kind].push_back(copy_params(kind, group, cache, o, table, layers));
   const FaultRecord no_fault;
   raise(cuda_status(cudaMemsetAsync(memory, 0, layout.total, stream), "cache"));
   raise(
@@ -139,9 +172,9 @@ kvq_status kvq_cache_create(const kvq_device_model* device_model, const kvq_cach
     for (std::int32_t i = 0; i < count; ++i, at += pools->struct_size) {
       kvq_layer_pools given;
       raise(read_struct(reinterpret_cast<const kvq_layer_pools*>(at), given, "pools"));
-      made->pools.push_back(
-          pools_of(model.layers[static_cast<std::size_t>(i)], given, model.windows, model.first_layer + i));
+      made->pools.push_back(pools_of(model, i, given, o));
     }
+    check_groups(*made);
     const std::size_t needed = CacheMemory(model.layers.size(), o).total;
     if (!memory || !aligned(memory, 256) || bytes < needed)
       throw Error{ErrorKind::usage,
@@ -194,12 +227,18 @@ Status copy(const kvq_cache* cache, const kvq_copy_args* args, kvq_stream stream
   if (!cache) return Status::fail(StatusCode::invalid_argument, "copy: cache must not be null");
   if (const Status status = check_kind(a.kind); !status.ok()) return status;
   if (const Status status = check_device("copy", cache->model->device, "cache"); !status.ok()) return status;
-  CopyParams p = cache->copies[a.kind];
+  const std::vector<CopyParams>& of_kind = cache->copies[a.kind];
+  if (a.group < 0 || a.group >= static_cast<std::int64_t>(of_kind.size()))
+    return Status::fail(StatusCode::invalid_argument, "copy: group: expected 0 to %d, found %d",
+                        static_cast<int>(of_kind.size()) - 1, a.group);
+  CopyParams p = of_kind[static_cast<std::size_t>(a.group)];
   p.count = a.count, p.from = a.from, p.to = a.to, p.buffer = static_cast<std::byte*>(a.buffer);
   p.sequence_ids = a.sequence_ids;
   if (a.count > 0 && p.most_bytes == 0)
     return Status::fail(StatusCode::invalid_argument, "copy: the cache has no %s",
-                        a.kind == KVQ_COPY_SINKS ? "sinks" : "rings");
+                        a.kind == KVQ_COPY_PAGES   ? "pages of this group"
+                        : a.kind == KVQ_COPY_SINKS ? "sinks"
+                                                   : "rings");
   if (const Status status = check_copy(p); !status.ok()) return status;
   return run_copy(p, stream);
 }
@@ -210,7 +249,8 @@ kvq_status kvq_copy_bytes(const kvq_cache* cache, std::int32_t kind, size_t* byt
   return guarded(error, [&] {
     const kvq_cache& c = required(cache, "cache");
     raise(check_kind(kind));
-    required(bytes, "bytes") = static_cast<std::size_t>(c.copies[kind].buffer_bytes);
+    std::size_t& into = required(bytes, "bytes");
+    into = static_cast<std::size_t>(c.copies[kind].front().buffer_bytes);
   });
 }
 

@@ -55,13 +55,14 @@ struct kvq_cache {
     std::byte* pages = nullptr;
     std::int64_t page_stride = 0;
     std::byte *sinks = nullptr, *rings = nullptr;
+    int group = 0, num_pages = 0;
   };
   std::shared_ptr<const kvq::abi::DeviceModel> model;
-  kvq::CacheExtents extents;              ///< as kernels check them
-  std::vector<Pools> pools;               ///< in the order of model->layers
-  kvq::CopyParams copies[3];              ///< by kvq_copy_kind: everything but the entries
-  kvq::FaultRecord* faults = nullptr;     ///< on the device; null: unchecked
-  kvq::RingState* ring_states = nullptr;  ///< on the device; null: unchecked
+  kvq::CacheExtents extents;               ///< as kernels check them
+  std::vector<Pools> pools;                ///< in the order of model->layers
+  std::vector<kvq::CopyParams> copies[3];  ///< by kvq_copy_kind and, of pages, group: everything but the entries
+  kvq::FaultRecord* faults = nullptr;      ///< on the device; null: unchecked
+  kvq::RingState* ring_states = nullptr;   ///< on the device; null: unchecked
 };
 
 /// Refers to no other handle: what it needs of the model is copied.
@@ -132,7 +133,7 @@ inline WindowRule window_rule(const Windows& windows) { return {windows.sink_tok
 /// The sizes of one layer's pools. A layer without pages has none that a table may name, also if nothing is checked.
 inline CacheExtents extents_of(const kvq_cache& cache, const kvq_cache::Pools& pools) {
   CacheExtents extents = cache.extents;
-  if (!pools.pages) extents.num_pages = 0;
+  if (!pools.pages || extents.num_pages != CacheExtents::kUnchecked) extents.num_pages = pools.num_pages;
   return extents;
 }
 

@@ -1,10 +1,12 @@
 #include <kvq/runtime/api/cache_memory.h>
 #include <kvq/runtime/api/handles.h>
+#include <kvq/runtime/cache_allocator.h>
 #include <kvq/runtime/memory_bound.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 using namespace kvq;
 using namespace kvq::abi;
@@ -62,9 +64,30 @@ kvq_memory_options options_of(const kvq_memory_options* options) {
   return o;
 }
 
-/// The numbers of entries in the pools.
-kvq_cache_options extents_of(const LoadedModel& m, const kvq_memory_options& o) {
-  const std::int64_t pages = (std::int64_t{o.length} + m.claim.page_size - 1) / m.claim.page_size * o.batch;
+/// Most pages of each layer that one sequence has at once.
+std::vector<std::int64_t> pages_of_sequence(const LoadedModel& m, const kvq_memory_options& o) {
+  const std::int64_t all = (std::int64_t{o.length} + m.claim.page_size - 1) / m.claim.page_size;
+  std::vector<std::int64_t> pages(m.layers.size(), all);
+  for (std::size_t i = 0; o.page_tokens && i < pages.size(); ++i) {
+    const std::int32_t tokens = o.page_tokens[i];
+    const LayerGeometry& geometry = m.layers[i].plan.geometry;
+    const auto fail = [&](const std::string& expected) {
+      throw Error{ErrorKind::usage, fmt::format("memory: layer {}: page_tokens: expected {}, found {}",
+                                                m.layers[i].plan.layer, expected, tokens)};
+    };
+    const bool window = geometry.sliding_window > 0;
+    const std::int32_t needed = window ? std::min(geometry.sliding_window, o.length) : o.length;
+    const bool none = window && geometry.sliding_window <= m.windows.recent_tokens;
+    if (tokens < (none && tokens == 0 ? 0 : needed))
+      fail(none ? fmt::format("0, or {} or more", needed) : fmt::format("{} or more", needed));
+    pages[i] = std::min(all, page_run(tokens, m.claim.page_size));
+  }
+  return pages;
+}
+
+/// The numbers of entries in the pools. @param of_sequence  most pages that one sequence has in a layer
+kvq_cache_options extents_of(const LoadedModel& m, const kvq_memory_options& o, std::int64_t of_sequence) {
+  const std::int64_t pages = of_sequence * o.batch;
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (pages > kMost)
     throw Error{ErrorKind::usage, fmt::format("memory: {} sequences of {} tokens: expected at most {} pages, found {}",
@@ -77,16 +100,19 @@ kvq_cache_options extents_of(const LoadedModel& m, const kvq_memory_options& o) 
 }
 
 kvq_memory memory_of(const LoadedModel& m, const kvq_memory_options& o) {
-  const kvq_cache_options extents = extents_of(m, o);
+  const std::vector<std::int64_t> pages = pages_of_sequence(m, o);
+  const kvq_cache_options extents = extents_of(m, o, *std::ranges::max_element(pages));
   kvq_memory r{};
   r.num_pages = extents.num_pages, r.num_sink_slots = extents.num_sink_slots, r.num_ring_slots = extents.num_ring_slots;
   std::int64_t page = 0, sink = 0, ring = 0, elements = 0;  // of all layers: an entry's bytes, a token's elements
-  for (const LoadedLayer& l : m.layers) {
+  for (std::size_t i = 0; i < m.layers.size(); ++i) {
+    const LoadedLayer& l = m.layers[i];
     page += l.pages.page_bytes();
+    r.sequence_page_bytes += l.pages.page_bytes() * pages[i];
     sink += l.windows.sinks.slot_bytes(), ring += l.windows.rings.slot_bytes();
     elements += std::int64_t{l.heads.num_kv} * (l.pages.k.head_dim + l.pages.v.head_dim);
   }
-  r.page_bytes = page * extents.num_pages;
+  r.page_bytes = r.sequence_page_bytes * o.batch;
   r.sink_bytes = sink * extents.num_sink_slots, r.ring_bytes = ring * extents.num_ring_slots;
   r.device_model_bytes = static_cast<std::int64_t>(m.image.bytes().size());
   r.cache_bytes = static_cast<std::int64_t>(CacheMemory(m.layers.size(), extents).total);
@@ -105,7 +131,6 @@ kvq_memory memory_of(const LoadedModel& m, const kvq_memory_options& o) {
   r.total_bytes = r.page_bytes + r.sink_bytes + r.ring_bytes + r.device_model_bytes + r.cache_bytes +
                   std::max(r.decode_workspace_bytes, r.prefill_workspace_bytes);
 
-  r.sequence_page_bytes = page * (extents.num_pages / o.batch);
   r.sequence_window_bytes = sink + ring;
   const auto of_token = static_cast<double>(elements);
   r.coded_bits = 8.0 * static_cast<double>(page) / (of_token * m.claim.page_size);
