@@ -8,11 +8,12 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
 /// Groups of layers with page tables of their own: layers with full attention beside one whose sliding window is within
-/// the recent tokens, which keeps no pages.
+/// the recent tokens, which keeps no pages. groups_test.cpp has groups in a PagedCache.
 using namespace kvq;
 using namespace kvq::test;
 using Catch::Matchers::Contains;
@@ -25,7 +26,10 @@ constexpr int kHeads = 16, kKvHeads = 4, kDim = 128, kPages = 8, kFull = 0, kSli
 /// One sequence in a cache whose sliding layer has pages, or none.
 class Hybrid {
  public:
-  Hybrid(const Engine& engine, bool sliding_pages)
+  /// @param change  of the layers' pools before the cache is made
+  Hybrid(
+      const Engine& engine, bool sliding_pages,
+      const std::function<void(std::vector<kvq_layer_pools>&)>& change = [](auto&) {})
       : plan_(*engine.model, 1), workspace_(plan_.workspace_bytes(KVQ_KERNEL_DECODE)), sliding_pages_(sliding_pages) {
     auto extents = runtime::init<kvq_cache_options>();
     extents.num_pages = kPages, extents.num_sink_slots = extents.num_ring_slots = 1;
@@ -37,6 +41,7 @@ class Hybrid {
       p.sinks = take(info.sink_slot_bytes), p.rings = take(info.ring_slot_bytes);
       pools.push_back(p);
     }
+    change(pools);
     const std::size_t bytes = engine.device_model->cache_bytes(extents);
     auto error = runtime::init<kvq_error>();
     expect_ok(kvq_cache_create(engine.device_model->get(), &extents, pools.data(), 6,
@@ -85,6 +90,7 @@ class Hybrid {
     }
     return results;
   }
+  kvq_cache* cache() const { return cache_; }
   std::int32_t fault() const {
     auto error = runtime::init<kvq_error>();
     auto found = runtime::init<kvq_fault>();
@@ -135,4 +141,56 @@ TEST_CASE("Layers that read tokens beyond their ring need pages", "[runtime][gpu
   const Engine engine(served_artifact({.sink_tokens = 20, .recent_tokens = 32}, 0));
   CHECK_THROWS_WITH(Hybrid(engine, false),
                     Contains("layer 5: pages must be there, unless a sliding window of at most recent_tokens, 32"));
+}
+
+TEST_CASE("Pools of groups have sizes of their own, and pages are copied in one group",
+          "[runtime][gpu][api][emulated]") {
+  const Engine engine(served_artifact(kWindows, 0));
+  const auto made = [&](auto change) {
+    return Hybrid(engine, true, [&](std::vector<kvq_layer_pools>& pools) { change(pools); });
+  };
+  const auto second = [](std::int32_t group, std::int32_t num_pages) {
+    return [=](std::vector<kvq_layer_pools>& p) { p[kSliding].group = group, p[kSliding].num_pages = num_pages; };
+  };
+  CHECK_THROWS_WITH(made(second(6, 0)), Contains("cache: layer 5: group: expected 0 to 5, found 6"));
+  CHECK_THROWS_WITH(made(second(-1, 0)), Contains("cache: layer 5: group: expected 0 to 5, found -1"));
+  CHECK_THROWS_WITH(made(second(1, 9)), Contains("cache: layer 5: num_pages: expected 0 to 8, found 9"));
+  CHECK_THROWS_WITH(made(second(0, 4)), Contains("layer 5: num_pages: expected 8 as in layers of group 0 before"));
+
+  std::byte* pages[2] = {};
+  Hybrid hybrid(engine, true, [&](std::vector<kvq_layer_pools>& p) {
+    second(2, 4)(p);
+    pages[0] = static_cast<std::byte*>(p[kFull].pages), pages[1] = static_cast<std::byte*>(p[kSliding].pages);
+  });
+  hybrid.grow(100, 1);  // the table's pages are 3, 0, 5, 1: position 128 would be in page 5
+  CHECK(hybrid.fault() == KVQ_FAULT_NONE);
+  auto error = runtime::init<kvq_error>();
+  auto args = runtime::init<kvq_copy_args>();
+  const DeviceMemory from = to_device<std::int32_t>(std::vector<std::int32_t>{3}, nullptr),
+                     to = to_device<std::int32_t>(std::vector<std::int32_t>{2}, nullptr);
+  args.count = 1, args.from = from.get<std::int32_t>(), args.to = to.get<std::int32_t>();
+  const auto page = [&](int layer, int number) {
+    const auto bytes = static_cast<std::size_t>(engine.model->layer(layer ? kSliding : kFull).page_bytes);
+    std::vector<std::byte> found(bytes);
+    check_cuda(cudaMemcpy(found.data(), pages[layer] + static_cast<std::size_t>(number) * bytes, bytes,
+                          cudaMemcpyDeviceToHost),
+               "cudaMemcpy");
+    return found;
+  };
+  for (const std::int32_t group : {2, 0}) {
+    args.group = group;
+    expect_ok(kvq_copy_run(hybrid.cache(), &args, nullptr, &error), error);
+    CHECK((page(1, 2) == page(1, 3)));
+    CHECK((page(0, 2) == page(0, 3)) == (group == 0));
+  }
+  for (const std::int32_t group : {-1, 3}) {
+    args.group = group;
+    CHECK(kvq_copy_run(hybrid.cache(), &args, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK(std::string(error.message) == "copy: group: expected 0 to 2, found " + std::to_string(group));
+  }
+  args.group = 1;  // of no layer
+  CHECK(kvq_copy_run(hybrid.cache(), &args, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+  CHECK(std::string(error.message) == "copy: the cache has no pages of this group");
+  hybrid.grow(40, 2);  // page 5 is in the first group's pool alone
+  CHECK(hybrid.fault() == KVQ_FAULT_SLOT_MAPPING);
 }
