@@ -54,7 +54,7 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim);
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, !kExact && !kLargeStage && kConsumerGroupWarps == 4);
   static constexpr int kRegisters = kPolicy.registers;
   static_assert(kPolicy.multiprocessor_blocks * kBlockThreads * kRegisters <= 65536, "registers of a multiprocessor");
   static constexpr int kStagesPerGroup =
