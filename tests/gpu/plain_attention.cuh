@@ -10,7 +10,9 @@
 #include <type_traits>
 
 /// Reference decode attention in plain loops, from the same bytes. In double it gives the expected results. In float it
-/// gives the rounding error that is allowed; there, queries for coded keys are rounded as in the tuned kernels.
+/// gives the rounding error that is allowed; there, queries for coded keys are rounded as in the tuned kernels. So are
+/// weights of coded values if channels have scales, which may multiply the error of a weight by the ratio of two
+/// scales.
 namespace kvq::plain {
 
 template <typename Float>
@@ -26,26 +28,44 @@ __device__ Float group_number(const std::byte* at, const TileSide& side, bool bf
   return side.number_size == 4 ? static_cast<Float>(*reinterpret_cast<const float*>(at)) : number_at<Float>(at, bfloat);
 }
 
-/// x_hat_rot of one channel of a coded token.
-template <typename Float>
-__device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, const std::byte* tile, int token,
-                             int channel) {
-  if (side.exact()) return number_at<Float>(tile + exact_offset(side.head_dim, token, channel), true);
+/// Code of one channel of a coded token.
+__device__ inline int code_of(const TileSide& side, bool is_value, const std::byte* tile, int token, int channel) {
   const CodeParts parts = code_parts(side, channel);
   const auto bits_of = [&](const BitField& field) {
     const int offset = is_value ? value_code_offset(side, token, parts.lane, field.byte)
                                 : key_code_offset(side, token, parts.lane, field.byte);
     return static_cast<int>(tile[offset]) >> field.shift & ((1 << field.width) - 1);
   };
-  const int code = bits_of(parts.low) | (parts.high.width ? bits_of(parts.high) << parts.low.width : 0);
-  const int group = channel / side.group_size;
-  const auto number = [&](int i) {
-    return group_number<Float>(tile + number_offset(side, token, group, i), side, bfloat);
-  };
+  return bits_of(parts.low) | (parts.high.width ? bits_of(parts.high) << parts.low.width : 0);
+}
+/// Scale (`number` 0), or minimum or zero point (1), of a channel's group.
+template <typename Float>
+__device__ Float number_of(const TileSide& side, bool bfloat, const std::byte* tile, int token, int channel,
+                           int number) {
+  return group_number<Float>(tile + number_offset(side, token, channel / side.group_size, number), side, bfloat);
+}
+
+/// x_hat_rot of one channel of a coded token.
+template <typename Float>
+__device__ Float coded_value(const TileSide& side, bool is_value, bool bfloat, const std::byte* tile, int token,
+                             int channel) {
+  if (side.exact()) return number_at<Float>(tile + exact_offset(side.head_dim, token, channel), true);
+  const int code = code_of(side, is_value, tile, token, channel);
+  const auto number = [&](int i) { return number_of<Float>(side, bfloat, tile, token, channel, i); };
   const Float scale = number(0);
   if (side.integer_zero) return (static_cast<Float>(code) - number(1)) * scale;
   if (side.numbers == 2) return static_cast<Float>(code) * scale + number(1);
   return scale * (static_cast<Float>(2 * code - (1 << side.bits) + 1) / 2);
+}
+
+/// The tile of a position that lies in pages.
+__device__ inline const std::byte* tile_of(const DecodeParams& p, const PageLayout& layout, int b, int head,
+                                           int position, bool is_value) {
+  const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
+  const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
+  const int slot = position % layout.page_size;
+  return p.cache.pages + page * p.cache.page_stride +
+         (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
 }
 
 template <typename Float>
@@ -56,13 +76,8 @@ __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, b
     return number_at<Float>((position < tokens.sink_end ? p.cache.sinks : p.cache.rings) +
                                 test::case_window_offset(p.cache, tokens, b, head, position, channel, is_value),
                             true);
-  const std::int64_t base = p.cache.page_indptr ? p.cache.page_indptr[b] : b * p.cache.page_table_stride;
-  const std::int64_t page = p.cache.page_table[base + position / layout.page_size];
-  const int slot = position % layout.page_size;
-  const std::byte* tile = p.cache.pages + page * p.cache.page_stride +
-                          (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
-  return coded_value<Float>(is_value ? layout.v : layout.k, is_value, is_value ? bfloat_v : bfloat_k, tile,
-                            slot % kTileTokens, channel);
+  return coded_value<Float>(is_value ? layout.v : layout.k, is_value, is_value ? bfloat_v : bfloat_k,
+                            tile_of(p, layout, b, head, position, is_value), position % kTileTokens, channel);
 }
 
 template <typename Float>
@@ -130,6 +145,40 @@ __device__ inline bool plain_sees(const DecodeParams& p, int token, const PlainT
   return p.token_masks[token] >> (position - (length - of.count)) & 1;
 }
 
+/// Formats that tuned kernels may have.
+__device__ inline bool has_tuned_weights(const TileSide& side) {
+  return (side.bits == 2 || side.bits == 4) && side.number_size == 2 && !side.integer_zero;
+}
+/// What a channel of the weighted sum of coded values gains by the rounding of weights to 16-bit integers, relative to
+/// the largest weight of a stage, which has 64 tokens at most. @param exponentials  of each position
+template <typename Float>
+__device__ Float weight_error(const DecodeParams& p, const PageLayout& layout, bool bfloat, int token,
+                              const PlainToken& of, int head, int channel, const Float* exponentials) {
+  constexpr int kStage = 64;
+  constexpr Float kLargest = 65534, kLeast = 1e-30f;  // as in the tuned kernels
+  const SequenceTokens tokens = test::case_tokens(p.cache, of.sequence);
+  const int length = p.cache.seq_lens[of.sequence];
+  const auto weight = [&](int t) {
+    if (tokens.is_exact(t) || !plain_sees(p, token, of, t)) return Float(0);
+    return exponentials[t] * number_of<Float>(layout.v, bfloat, tile_of(p, layout, of.sequence, head, t, true),
+                                              t % kTileTokens, channel, 0);
+  };
+  Float error = 0;
+  for (int first = 0; first < length; first += kStage) {
+    const int end = min(length, first + kStage);
+    Float largest = kLeast;
+    for (int t = first; t < end; ++t) largest = max(largest, weight(t));
+    for (int t = first; t < end; ++t) {
+      const Float w = weight(t);
+      if (w > 0)
+        error += (rint(w * (kLargest / largest)) * (largest / kLargest) - w) *
+                 static_cast<Float>(
+                     code_of(layout.v, true, tile_of(p, layout, of.sequence, head, t, true), t % kTileTokens, channel));
+    }
+  }
+  return error;
+}
+
 /// Grid [T, num_q_heads]; 128 threads; out [T, Hq, D], lse [T, Hq]. @param scores  [T, Hq, max_length]
 template <typename Float, typename Activation>
 __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, Float* scores,
@@ -178,11 +227,13 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   Float tokens = 0;  // sum of exponentials without the learned sink
   for (int t = 0; t < length; ++t) tokens += mine[t];
   sum += tokens;
+  const bool rounds = std::is_same_v<Float, float> && p.cache.rotation_v.factors && has_tuned_weights(layout.v);
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
     for (int t = 0; t < length; ++t)
       if (plain_sees(p, token, of, t))
         value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
+    if (rounds) value += weight_error<Float>(p, layout, bfloat_v, token, of, head, c, mine);
     row[c] = any ? value / sum : Float(0);
   }
   __syncthreads();
