@@ -1,0 +1,12 @@
+"""Threads of torch and numpy that have no work would spin, which on a busy machine took most of the tests' time.
+Programs under test start their threads as users have them, but for those of torch."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+is_given = "OPENBLAS_NUM_THREADS" in os.environ
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy  # noqa: E402, F401  (OpenBLAS reads the variable now)
+
+if not is_given:
+    del os.environ["OPENBLAS_NUM_THREADS"]
