@@ -7,26 +7,29 @@ steps=(setup format layers build ctest python sanitizers)
 
 usage() {
   cat <<'TEXT'
-usage: scripts/test.sh [--only STEP[,STEP]...]... [--list]
+usage: scripts/test.sh [--only STEP[,STEP]...]... [--full] [--list]
 
   (nothing)     all steps, in this order; the first failure ends the run
   --only STEP   this step alone; several with commas or flags, in the order below
+  --full        build and ctest with all C++ tests, also those that the sanitizers' build has, too
   --list        the names of the steps
 
   setup         scripts/setup.sh --with-tests --with-dump
   format        scripts/check_format.py: clang-format, ruff, gersemi, 120 columns
   layers        scripts/check_layers.py: who includes whom
-  build         the release build, with tests
+  build         the release build, with the C++ tests that the sanitizers' build lacks or that both have to run
   ctest         C++ tests of the release build
-  python        second reader, dump scripts, tools, commands of all documents; wants the release build
-  sanitizers    build with clang, AddressSanitizer and UBSan; C++ tests, kernels on an emulated device, and brief
-                fuzzing of every parser (beside python, if both run)
+  python        second reader and dump scripts (tests/python), beside them tools and commands of all documents
+                (tests/cli); wants the release build
+  sanitizers    build with clang, AddressSanitizer and UBSan; all other C++ tests, kernels on an emulated device, and
+                brief fuzzing of every parser (beside python, if both run)
 
 Exit code: 0 all passed, 2 wrong flags, else that of the step that failed.
 TEXT
 }
 
 only=()
+shared=OFF
 choose() {  # <comma-separated steps>
   local name names
   IFS=, read -r -a names <<<"$1"
@@ -44,6 +47,7 @@ while [ $# -gt 0 ]; do
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
     --only) [ -n "${2-}" ] || { echo "test.sh: error: --only needs a step; see --list" >&2; exit 2; }
             choose "$2"; shift 2 ;;
+    --full) shared=ON; shift ;;
     --only=?*) choose "${1#--only=}"; shift ;;
     *) echo "test.sh: error: unknown argument $1; see --help" >&2; exit 2 ;;
   esac
@@ -53,24 +57,40 @@ done
 wants() { [[ " ${only[*]} " == *" $1 "* ]]; }
 say() { printf '\n== %d:%02d %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 
-sanitized_log=""
-sanitized_job=""
-run_sanitized() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"; }
-# Under job control (set -m) a background job has its own process group, which one signal ends, and takes interrupts,
-# as the tests of interrupted programs need.
-start_sanitized() {
-  sanitized_log=$(mktemp)
-  set -m
-  run_sanitized >"$sanitized_log" 2>&1 &
-  sanitized_job=$!
-  set +m
-  trap 'kill -- "-$sanitized_job" 2>/dev/null || true; rm -f "$sanitized_log"' EXIT
+# Jobs that run side by side. Each writes to a log. When a job ends, show_<name> prints what is worth reading of it;
+# all is printed if it failed. Under job control (set -m) a background job has its own process group, which one signal
+# ends, and takes interrupts, as the tests of interrupted programs need.
+logs=""
+declare -A jobs=()  # names by process
+end_jobs() {
+  local pid
+  for pid in "${!jobs[@]}"; do kill -- "-$pid" 2>/dev/null || true; done
+  rm -rf "$logs"
 }
-finish_sanitized() {
-  local code=0
-  wait "$sanitized_job" || code=$?
-  [ "$code" -eq 0 ] || { tail -n 200 "$sanitized_log"; exit "$code"; }
-  sed -n '/^Test project/,$p' "$sanitized_log"
+start() {  # <name> <command>...
+  [ -n "$logs" ] || { logs=$(mktemp -d); trap end_jobs EXIT; }
+  local name=$1
+  shift
+  set -m
+  "$@" >"$logs/$name" 2>&1 </dev/null &
+  jobs[$!]=$name
+  set +m
+}
+# Waits for all jobs. The first that fails ends the run with its exit code.
+finish_jobs() {
+  local pid code name
+  while [ ${#jobs[@]} -gt 0 ]; do
+    code=0
+    wait -n -p pid "${!jobs[@]}" || code=$?
+    name=${jobs[$pid]}
+    unset "jobs[$pid]"
+    say "$name: $([ "$code" -eq 0 ] && echo passed || echo "failed, exit code $code")"
+    if [ "$code" -ne 0 ]; then
+      cat "$logs/$name"
+      exit "$code"
+    fi
+    "show_$name" <"$logs/$name"
+  done
 }
 
 if wants setup; then scripts/setup.sh --with-tests --with-dump; fi
@@ -87,7 +107,7 @@ fi
 
 if wants build; then
   say "build: release"
-  cmake --preset release -DKVQ_TESTS=ON -DKVQ_WERROR=ON -DKVQ_KERNELS=tests >/dev/null
+  cmake --preset release -DKVQ_TESTS=ON -DKVQ_SHARED_TESTS=$shared -DKVQ_WERROR=ON -DKVQ_KERNELS=tests >/dev/null
   cmake --build --preset release | tail -n 1
 fi
 
@@ -96,23 +116,22 @@ if wants ctest; then
   ctest --preset release -j "$(nproc)"
 fi
 
+sanitizers() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"; }
+# Beside other jobs the sanitizers give way: they alone use all cores, and so fill what the others leave, to the end.
+beside() { renice -n 5 $BASHPID >/dev/null || true; "$@"; }
+show_sanitizers() { sed -n '/^Test project/,$p'; }
 if wants sanitizers; then
   say "sanitizers: C++ tests under AddressSanitizer and UBSan, kernels on an emulated device, and fuzzing"
-  if wants python; then
-    start_sanitized
-    echo "runs beside the next step"
-  else
-    run_sanitized
-  fi
+  if wants python; then start sanitizers beside sanitizers; else sanitizers; fi
 fi
 
+pytest_in() { KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q -p no:cacheprovider --durations=25 "$1"; }
+show_python() { cat; }
+show_cli() { cat; }
 if wants python; then
-  say "python: second reader, dump scripts, tools, README"
-  KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q --durations=25 tests/python tests/cli
+  say "python: second reader and dump scripts; beside them cli: tools and commands of all documents"
+  start python pytest_in tests/python
+  start cli pytest_in tests/cli
 fi
-
-if [ -n "$sanitized_job" ]; then
-  say "sanitizers: results"
-  finish_sanitized
-fi
+finish_jobs
 say "all steps passed"

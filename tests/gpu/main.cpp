@@ -1,7 +1,6 @@
-#define CATCH_CONFIG_RUNNER
-#include "decode_case.h"
+#include "support/run_tests.h"
 
-#include <catch2/catch.hpp>
+#include "decode_case.h"
 
 #include <cstdio>
 
@@ -10,5 +9,5 @@ int main(int argc, char** argv) {
     std::puts("kvq-test-gpu: no CUDA device here: skipped");
     return 77;
   }
-  return Catch::Session().run(argc, argv);
+  return kvq::test::run_tests(argc, argv);
 }

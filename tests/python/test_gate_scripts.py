@@ -1,9 +1,13 @@
 """scripts/test.sh, scripts/nightly.sh and scripts/check_format.py: what they say, without starting a step."""
 
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,110 @@ def test_one_step_runs_alone(flags):
 
 def test_continuous_integration_runs_every_step():
     assert (ROOT / ".ci/run").read_text().splitlines()[-1] == "exec scripts/test.sh"
+
+
+def ctests(build: Path) -> dict[str, bool]:
+    """The tests that ctest knows in a build folder: is each run, or disabled?"""
+    listed = run("ctest", "--test-dir", build, "--show-only=json-v1")
+    assert listed.returncode == 0, listed.stderr
+    return {
+        test["name"]: not any(entry == {"name": "DISABLED", "value": True} for entry in test["properties"])
+        for test in json.loads(listed.stdout)["tests"]
+    }
+
+
+def test_what_the_release_build_leaves_out_runs_under_the_sanitizers(tmp_path):
+    """The release build of CI, if it is there, and one without CUDA."""
+    if not (shutil.which("cmake") and shutil.which("clang++-19")):
+        pytest.skip("needs cmake and clang++-19: scripts/setup.sh --with-tests")
+    flags = {"release": ("-DKVQ_SHARED_TESTS=OFF", "-DKVQ_CUDA=OFF"), "asan": ()}
+    for preset, words in flags.items():
+        made = run("cmake", "--preset", preset, "-B", tmp_path / preset, *words, cwd=ROOT)
+        assert made.returncode == 0, made.stderr
+    releases = [ctests(tmp_path / "release")]
+    built = Path(os.environ.get("KVQ_BIN", ROOT / "build/release/tools")).resolve().parent
+    if (built / "CTestTestfile.cmake").is_file():
+        releases.append(ctests(built))
+    left_out = {name for tests in releases for name, is_run in tests.items() if not is_run}
+    sanitized = {name for name, is_run in ctests(tmp_path / "asan").items() if is_run}
+    assert len(left_out) > 10 and left_out - sanitized == set()
+
+
+def test_ctest_runs_every_test_at_night():
+    words = "scripts/test.sh --only build,ctest --full"
+    assert words in (SCRIPTS / "nightly.sh").read_text() and words in run(SCRIPTS / "nightly.sh", "--help").stdout
+
+
+SLEEP = "echo $$ > {folder}/sleeper; exec sleep 300"
+
+
+def start_jobs(folder: Path, **commands: str) -> subprocess.Popen:
+    """scripts/test.sh with the steps python and sanitizers, whose programs are stand-ins."""
+    command = {"python": "echo 2 passed", "cli": "echo 3 passed", "ctest": "echo Test project; echo 4 passed"}
+    command |= {name: text.format(folder=folder) for name, text in commands.items()}
+    stubs = {
+        "stubs/cmake": "echo built",
+        "stubs/ctest": command["ctest"],
+        ".venv/bin/python": f'case "$*" in *tests/python) {command["python"]} ;; *) {command["cli"]} ;; esac',
+    }
+    for name, text in stubs.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "scripts").mkdir()
+    shutil.copy(SCRIPTS / "test.sh", folder / "scripts")
+    (folder / "logs").mkdir()
+    environment = os.environ | {"PATH": f"{folder}/stubs:{os.environ['PATH']}", "TMPDIR": str(folder / "logs")}
+    return subprocess.Popen(
+        [folder / "scripts/test.sh", "--only", "python,sanitizers"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def expect_nothing_left(folder: Path) -> None:
+    process = Path("/proc") / (folder / "sleeper").read_text().strip() / "cmdline"
+    deadline = time.monotonic() + 60
+    while process.exists() and process.read_bytes():  # a process that ended has no command line
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert list((folder / "logs").iterdir()) == []
+
+
+def test_jobs_print_their_logs(tmp_path):
+    process = start_jobs(tmp_path, cli="sleep 0.1; echo 3 passed")
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, said
+    for name, line in {"python": "2 passed", "cli": "3 passed", "sanitizers": "Test project\n4 passed"}.items():
+        assert re.search(rf"== \d+:\d\d {name}: passed\n{line}\n", said), said
+    assert "built" not in said and said.endswith("all steps passed\n") and not any((tmp_path / "logs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "job"), [("python", "cli", "python"), ("cli", "ctest", "cli"), ("ctest", "cli", "sanitizers")]
+)
+def test_a_job_that_fails_is_printed_and_ends_the_others(tmp_path, name, other, job):
+    failing = "while [ ! -s {folder}/sleeper ]; do sleep 0.01; done; echo it failed; exit 7"
+    process = start_jobs(tmp_path, **{name: failing, other: SLEEP})
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 7 and f"{job}: failed, exit code 7\n" in said and said.endswith("it failed\n"), said
+    assert ("built" in said) == (job == "sanitizers")
+    expect_nothing_left(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_an_interrupt_ends_the_jobs(tmp_path, number):
+    process = start_jobs(tmp_path, cli=SLEEP)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "sleeper").exists() or not (tmp_path / "sleeper").read_text():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    expect_nothing_left(tmp_path)
 
 
 def test_nightly_explains_itself():
