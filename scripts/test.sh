@@ -118,7 +118,7 @@ fi
 
 sanitizers() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"; }
 # Beside other jobs the sanitizers give way: they alone use all cores, and so fill what the others leave, to the end.
-beside() { renice -n 5 $BASHPID >/dev/null || true; "$@"; }
+beside() { renice -n 2 $BASHPID >/dev/null || true; "$@"; }
 show_sanitizers() { sed -n '/^Test project/,$p'; }
 if wants sanitizers; then
   say "sanitizers: C++ tests under AddressSanitizer and UBSan, kernels on an emulated device, and fuzzing"
