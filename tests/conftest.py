@@ -1,5 +1,5 @@
-"""Threads of torch and numpy that have no work would spin, which on a busy machine took most of the tests' time.
-Programs under test start their threads as users have them, but for those of torch."""
+"""Threads of torch and numpy that have no work would spin, which on a busy machine took most of the time of tests that
+compute much. Programs under test start their threads as users have them, but for those of torch."""
 
 import os
 
