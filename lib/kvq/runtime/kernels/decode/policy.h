@@ -20,7 +20,7 @@ inline constexpr DecodeRounds kDecodeRounds = {};
 struct DecodePolicy {
   int multiprocessor_blocks = 0;  ///< decode blocks that a multiprocessor holds at once
   /// Of a thread of the decode kernel: so few that all these blocks fit. With three blocks, a block of the combine
-  /// kernel fits where one decode block has ended.
+  /// kernel fits where one decode block has ended, with four where two have.
   int registers = 0;
   /// Of a thread of the queries and of the combine kernel: so few that their block fits beside all decode blocks but
   /// one.
