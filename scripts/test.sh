@@ -68,7 +68,8 @@ end_jobs() {
   rm -rf "$logs"
 }
 start() {  # <name> <command>...
-  [ -n "$logs" ] || { logs=$(mktemp -d); trap end_jobs EXIT; }
+  # bash ignores an interrupt that comes while it waits for a program that does not end by it, unless there is a trap.
+  [ -n "$logs" ] || { logs=$(mktemp -d); trap end_jobs EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; }
   local name=$1
   shift
   set -m
