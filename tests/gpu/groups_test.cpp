@@ -247,15 +247,24 @@ class Lives {
     const runtime::SavedSequence some = groups_.cache.save(sequence, nullptr), all = all_.cache.save(sequence, nullptr);
     const Tokens tokens = tokens_.at(sequence);
     end(sequence);
+    // Pages that it shared before are its own now, so there may be too few.
+    const bool has_room = can_restore(static_cast<std::int64_t>(tokens.size()));
     const std::int32_t made = groups_.cache.restore(some, nullptr);
-    if (made < 0) {  // pages that it shared before are its own now, so there may be too few
-      CHECK_FALSE(tokens_.empty());
+    REQUIRE((made >= 0) == has_room);
+    if (!has_room) {
       ++refusals;
       return;
     }
     REQUIRE(all_.cache.restore(all, nullptr) == made);
     tokens_[made] = tokens;
     ++moves;
+  }
+  bool can_restore(std::int64_t length) const {
+    const CacheAllocator& a = groups_.cache.allocator();
+    const std::int64_t pages = (length + kPageSize - 1) / kPageSize;
+    for (std::int32_t group = 0; group < a.groups(); ++group)
+      if (pages - a.first_page(length, group) > a.free_pages(group) + a.evictable_pages(group)) return false;
+    return true;
   }
   void grow() {
     const bool chunks = up_to(3) == 0;

@@ -23,7 +23,7 @@ struct DecodePolicy {
   /// kernel fits where one decode block has ended, with four where two have.
   int registers = 0;
   /// Of a thread of the queries and of the combine kernel: so few that their block fits beside all decode blocks but
-  /// one.
+  /// one, or but two of four.
   int rotate_registers = 0;
   int ring_bytes = 0;                     ///< of all stages of a block, at most; formats with large stages differ
   int least_stages = 2, most_stages = 4;  ///< of a consumer group
