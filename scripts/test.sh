@@ -11,7 +11,8 @@ usage: scripts/test.sh [--only STEP[,STEP]...]... [--full] [--list]
 
   (nothing)     all steps, in this order; the first failure ends the run
   --only STEP   this step alone; several with commas or flags, in the order below
-  --full        build and ctest with all C++ tests, also those that the sanitizers' build has, too
+  --full        build and ctest with all C++ tests, also those that the sanitizers' build has, too; each source is
+                compiled alone, so that it must include what it uses (the other builds compile sources in groups)
   --list        the names of the steps
 
   setup         scripts/setup.sh --with-tests --with-dump
@@ -30,6 +31,7 @@ TEXT
 
 only=()
 shared=OFF
+groups=ON
 choose() {  # <comma-separated steps>
   local name names
   IFS=, read -r -a names <<<"$1"
@@ -47,7 +49,7 @@ while [ $# -gt 0 ]; do
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
     --only) [ -n "${2-}" ] || { echo "test.sh: error: --only needs a step; see --list" >&2; exit 2; }
             choose "$2"; shift 2 ;;
-    --full) shared=ON; shift ;;
+    --full) shared=ON; groups=OFF; shift ;;
     --only=?*) choose "${1#--only=}"; shift ;;
     *) echo "test.sh: error: unknown argument $1; see --help" >&2; exit 2 ;;
   esac
@@ -108,7 +110,8 @@ fi
 
 if wants build; then
   say "build: release"
-  cmake --preset release -DKVQ_TESTS=ON -DKVQ_SHARED_TESTS=$shared -DKVQ_WERROR=ON -DKVQ_KERNELS=tests >/dev/null
+  cmake --preset release -DKVQ_TESTS=ON -DKVQ_SHARED_TESTS=$shared -DKVQ_UNITY=$groups -DKVQ_WERROR=ON \
+    -DKVQ_KERNELS=tests >/dev/null
   cmake --build --preset release | tail -n 1
 fi
 
@@ -117,7 +120,9 @@ if wants ctest; then
   ctest --preset release -j "$(nproc)"
 fi
 
-sanitizers() { cmake --preset asan && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"; }
+sanitizers() {
+  cmake --preset asan -DKVQ_UNITY=$groups && cmake --build --preset asan && ctest --preset asan -j "$(nproc)"
+}
 # Beside other jobs the sanitizers give way: they alone use all cores, and so fill what the others leave, to the end.
 beside() { renice -n 2 $BASHPID >/dev/null || true; "$@"; }
 show_sanitizers() { sed -n '/^Test project/,$p'; }

@@ -2,6 +2,12 @@
 compute much. Programs under test start their threads as users have them, but for those of torch."""
 
 import os
+import signal
+
+# nohup and background jobs of a shell have these signals ignored, and so would the programs under test.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, action)
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 is_given = "OPENBLAS_NUM_THREADS" in os.environ

@@ -29,6 +29,18 @@ endif()
 # g++ 12 reports overlaps that are not there in inlined std::string concatenation (GCC bug 105329).
 target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
 
+# kvq_compile_in_groups(<target> [ALONE <file>...]) lets KVQ_UNITY compile the target's sources in groups. ALONE: those
+# that define, in an unnamed namespace, what another one of the target defines, too.
+function(kvq_compile_in_groups target)
+  cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KVQ_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
+if(KVQ_UNITY)
+  # A local variable may have the name of another source's function.
+  target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
+endif()
+
 # kvq_module(<name> SOURCES <file>... [NEEDS <module>...] [LINKS <library>...])
 # NEEDS lists the modules that this module may include directly; scripts/check_layers.py checks the includes.
 function(kvq_module name)
@@ -36,6 +48,7 @@ function(kvq_module name)
   add_library(kvq_${name} STATIC ${ARG_SOURCES})
   add_library(kvq::${name} ALIAS kvq_${name})
   set_target_properties(kvq_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  kvq_compile_in_groups(kvq_${name})
   if(KVQ_FUZZ)
     target_compile_options(kvq_${name} PRIVATE -fsanitize=fuzzer-no-link)
   endif()

@@ -22,10 +22,6 @@ namespace {
 
 constexpr int kMaxLayers = 4096;  // the artifact's limit
 
-[[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
-  throw Error{kind, fmt::format("{}: {}", object.place(), what)};
-}
-
 /// The whole text as a number without sign or leading zeros.
 std::optional<int> decimal(std::string_view text) {
   int value = 0;
@@ -37,14 +33,14 @@ std::optional<int> decimal(std::string_view text) {
 
 void check_format(const hdf5::Group& root) {
   if (const auto format = root.string_attribute("format"); format != "kvq-dump")
-    reject(root, fmt::format("expected format kvq-dump, found '{}'", printable(format)));
+    fail_at(root, fmt::format("expected format kvq-dump, found '{}'", printable(format)));
   const std::string version = root.string_attribute("version");
   const auto dot = version.find('.');
   const auto major = decimal(version.substr(0, dot));
   if (dot == version.npos || !major || !decimal(version.substr(dot + 1)))
-    reject(root, fmt::format("version: expected major.minor, found '{}'", printable(version)));
+    fail_at(root, fmt::format("version: expected major.minor, found '{}'", printable(version)));
   if (major != 1)
-    reject(root, fmt::format("kvq-dump version {} is not supported, expected 1.x", version), ErrorKind::unsupported);
+    fail_at(root, fmt::format("kvq-dump version {} is not supported, expected 1.x", version), ErrorKind::unsupported);
 }
 
 /// The words of `requires`. A layer that has an attribute or dataset of this name needs the word.
@@ -59,10 +55,10 @@ std::set<std::string> read_requires(const hdf5::Group& root) {
     const std::size_t end = std::min(text.find_first_of(", ", begin), text.size());
     const auto word = text.substr(begin, end - begin);
     if (std::ranges::find(kFeatures, word) == kFeatures.end())
-      reject(root,
-             fmt::format("requires '{}', which this reader does not know; it knows {}", printable(word),
-                         fmt::join(kFeatures, ", ")),
-             ErrorKind::unsupported);
+      fail_at(root,
+              fmt::format("requires '{}', which this reader does not know; it knows {}", printable(word),
+                          fmt::join(kFeatures, ", ")),
+              ErrorKind::unsupported);
     words.insert(word);
     begin = text.find_first_not_of(", ", end);
   }
@@ -74,7 +70,7 @@ void check_listed(const hdf5::Group& layer, const std::set<std::string>& words) 
   for (const std::string_view feature : kFeatures) {
     const std::string word(feature);
     if ((layer.has_attribute(word.c_str()) || layer.has(word.c_str())) && !words.contains(word))
-      reject(layer, fmt::format("has {}, which `requires` does not list", word));
+      fail_at(layer, fmt::format("has {}, which `requires` does not list", word));
   }
 }
 
@@ -82,14 +78,14 @@ CapturePoint read_capture_point(const hdf5::Group& root) {
   const std::string word = root.string_attribute("capture_point");
   if (word == "post_rope") return CapturePoint::post_rope;
   if (word == "pre_rope") return CapturePoint::pre_rope;
-  reject(root, fmt::format("capture_point '{}' is not supported, expected post_rope or pre_rope", printable(word)),
-         ErrorKind::unsupported);
+  fail_at(root, fmt::format("capture_point '{}' is not supported, expected post_rope or pre_rope", printable(word)),
+          ErrorKind::unsupported);
 }
 
 std::string read_fingerprint(const hdf5::Group& root) {
   const std::string text = root.string_attribute("model_fingerprint");
   if (text.size() != 64 || text.find_first_not_of("0123456789abcdef") != text.npos)
-    reject(root, fmt::format("model_fingerprint: expected 64 lower-case hex digits, found '{}'", printable(text)));
+    fail_at(root, fmt::format("model_fingerprint: expected 64 lower-case hex digits, found '{}'", printable(text)));
   return text;
 }
 
@@ -115,9 +111,9 @@ void read_root(const hdf5::Group& root, DumpPart& part, Faults& faults) {
 template <typename T>
 std::vector<T> read_vector(const hdf5::Group& root, const char* name, hdf5::Element element, const char* type) {
   const hdf5::Dataset dataset = root.dataset(name);
-  if (dataset.element() != element) reject(dataset, fmt::format("expected {}, found {}", type, dataset.type_text()));
+  if (dataset.element() != element) fail_at(dataset, fmt::format("expected {}, found {}", type, dataset.type_text()));
   if (dataset.shape().size() != 1)
-    reject(dataset, fmt::format("expected 1 dimension, found {}", dataset.shape().size()));
+    fail_at(dataset, fmt::format("expected 1 dimension, found {}", dataset.shape().size()));
   std::vector<T> values(static_cast<std::size_t>(dataset.shape()[0]));
   dataset.read(std::as_writable_bytes(std::span(values)));
   return values;
@@ -182,11 +178,11 @@ std::vector<int> layer_numbers(const hdf5::Group& layers, int num_layers) {
     if (name.find_first_not_of("0123456789") != name.npos) continue;
     const auto number = decimal(name);
     if (!number || *number >= num_layers)
-      reject(layers, fmt::format("expected layers from 0 to {} without leading zeros, found '{}'", num_layers - 1,
-                                 printable(name)));
+      fail_at(layers, fmt::format("expected layers from 0 to {} without leading zeros, found '{}'", num_layers - 1,
+                                  printable(name)));
     numbers.push_back(*number);
   }
-  if (numbers.empty()) reject(layers, "holds no layer");
+  if (numbers.empty()) fail_at(layers, "holds no layer");
   std::ranges::sort(numbers);
   return numbers;
 }
@@ -199,8 +195,8 @@ void check_angles(const hdf5::Group& layer, const LayerPart& part, const std::ve
   const std::vector<double>& frequencies = part.geometry.rope.inv_freq;
   for (std::size_t j = 0; j < frequencies.size(); ++j)
     if (const double angle = static_cast<double>(last) * frequencies[j]; !(angle <= kMostAngle))
-      reject(layer, fmt::format("rope_inv_freq: pair {}: expected angles up to {:g}, found {:g} at position {}", j,
-                                kMostAngle, angle, last));
+      fail_at(layer, fmt::format("rope_inv_freq: pair {}: expected angles up to {:g}, found {:g} at position {}", j,
+                                 kMostAngle, angle, last));
 }
 
 /// The numbers of small tensors; load_layer() checks those of the large ones.

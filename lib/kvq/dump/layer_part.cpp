@@ -7,6 +7,11 @@
 #include <cmath>
 
 namespace kvq {
+
+void fail_at(const hdf5::Object& object, const std::string& what, ErrorKind kind) {
+  throw Error{kind, fmt::format("{}: {}", object.place(), what)};
+}
+
 namespace {
 
 constexpr std::int64_t kMaxHeads = 4096;  // the artifact's limit
@@ -15,10 +20,6 @@ constexpr std::int64_t kMaxWindow = (std::int64_t{1} << 30) - 1;  // the artifac
 constexpr double kMaxFactor = 100.0;                              // with kMostMagnitude, keeps every logit finite
 
 constexpr double kMaxLogit = 1e6;  // of caps and sinks
-
-[[noreturn]] void reject(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input) {
-  throw Error{kind, fmt::format("{}: {}", object.place(), what)};
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text;
@@ -32,32 +33,33 @@ void expect_shape(const hdf5::Dataset& dataset, const std::vector<std::int64_t>&
   const bool fits =
       std::ranges::equal(dataset.shape(), expected, [](auto is, auto want) { return want == -1 || is == want; });
   if (!fits)
-    reject(dataset, fmt::format("expected shape {}, found {}", shape_text(expected), shape_text(dataset.shape())));
+    fail_at(dataset, fmt::format("expected shape {}, found {}", shape_text(expected), shape_text(dataset.shape())));
 }
 
 double read_factor(const hdf5::Object& object, const char* name) {
   const double value = object.float_attribute(name);
   if (!(value > 0.0 && value <= kMaxFactor))
-    reject(object, fmt::format("{}: expected a positive number up to {:g}, found {}", name, kMaxFactor, value));
+    fail_at(object, fmt::format("{}: expected a positive number up to {:g}, found {}", name, kMaxFactor, value));
   return value;
 }
 
 double read_cap(const hdf5::Group& layer) {
   const double value = layer.float_attribute("logit_softcapping");
   if (!(value > 0.0 && value <= kMaxLogit))
-    reject(layer, fmt::format("logit_softcapping: expected a positive number up to {:g}, found {}", kMaxLogit, value));
+    fail_at(layer, fmt::format("logit_softcapping: expected a positive number up to {:g}, found {}", kMaxLogit, value));
   return value;
 }
 
 std::vector<double> read_sinks(const hdf5::Group& layer, int num_q_heads) {
   const hdf5::Dataset dataset = layer.dataset("sink_logits");
-  if (dataset.element() != hdf5::Element::f64) reject(dataset, "expected float64, found " + dataset.type_text());
+  if (dataset.element() != hdf5::Element::f64) fail_at(dataset, "expected float64, found " + dataset.type_text());
   expect_shape(dataset, {num_q_heads});
   std::vector<double> values(static_cast<std::size_t>(num_q_heads));
   dataset.read(std::as_writable_bytes(std::span(values)));
   for (std::size_t h = 0; h < values.size(); ++h)
     if (!(std::abs(values[h]) <= kMaxLogit))
-      reject(dataset, fmt::format("query head {}: expected a magnitude up to {:g}, found {}", h, kMaxLogit, values[h]));
+      fail_at(dataset,
+              fmt::format("query head {}: expected a magnitude up to {:g}, found {}", h, kMaxLogit, values[h]));
   return values;
 }
 
@@ -65,8 +67,8 @@ AttentionKind read_kind(const hdf5::Group& layer) {
   const std::string word = layer.string_attribute("kind");
   if (word == "gqa") return AttentionKind::gqa;
   if (word == "mla_rope") return AttentionKind::mla_rope;
-  reject(layer, fmt::format("kind '{}' is not supported, expected gqa or mla_rope", printable(word)),
-         ErrorKind::unsupported);
+  fail_at(layer, fmt::format("kind '{}' is not supported, expected gqa or mla_rope", printable(word)),
+          ErrorKind::unsupported);
 }
 
 RopeLayout read_layout(const hdf5::Group& layer) {
@@ -74,19 +76,19 @@ RopeLayout read_layout(const hdf5::Group& layer) {
   if (word == "none") return RopeLayout::none;
   if (word == "half") return RopeLayout::half;
   if (word == "interleaved") return RopeLayout::interleaved;
-  reject(layer, fmt::format("rope_layout '{}' is not supported, expected half, interleaved or none", printable(word)),
-         ErrorKind::unsupported);
+  fail_at(layer, fmt::format("rope_layout '{}' is not supported, expected half, interleaved or none", printable(word)),
+          ErrorKind::unsupported);
 }
 
 std::vector<double> read_inv_freq(const hdf5::Group& layer, int rotary_dim) {
   const hdf5::Dataset dataset = layer.dataset("rope_inv_freq");
-  if (dataset.element() != hdf5::Element::f64) reject(dataset, "expected float64, found " + dataset.type_text());
+  if (dataset.element() != hdf5::Element::f64) fail_at(dataset, "expected float64, found " + dataset.type_text());
   expect_shape(dataset, {rotary_dim / 2});
   std::vector<double> values(static_cast<std::size_t>(rotary_dim / 2));
   dataset.read(std::as_writable_bytes(std::span(values)));
   for (std::size_t j = 0; j < values.size(); ++j)
     if (!std::isfinite(values[j]) || values[j] < 0.0)
-      reject(dataset, fmt::format("pair {}: expected a frequency that is not negative, found {}", j, values[j]));
+      fail_at(dataset, fmt::format("pair {}: expected a frequency that is not negative, found {}", j, values[j]));
   return values;
 }
 
@@ -98,24 +100,24 @@ RopeStyle read_rope(const hdf5::Group& layer, int head_dim) {
   rope.offset = read_bounded(layer, "rotary_offset", 0, kMaxHeadDim);
   if (layer.has_attribute("rope_attention_factor")) rope.attention_factor = read_factor(layer, "rope_attention_factor");
   if (head_dim > 0 && rope.offset + rope.dim > head_dim)
-    reject(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset,
-                              rope.offset + rope.dim, head_dim));
+    fail_at(layer, fmt::format("the rotary slice [{}, {}) reaches beyond head_dim {}", rope.offset,
+                               rope.offset + rope.dim, head_dim));
   if (rope.layout == RopeLayout::none) {
-    if (rope.dim != 0) reject(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
+    if (rope.dim != 0) fail_at(layer, fmt::format("rotary_dim: expected 0 for rope_layout none, found {}", rope.dim));
     return rope;
   }
   if (rope.dim == 0 || rope.dim % 2 != 0)
-    reject(layer, fmt::format("rotary_dim: expected a positive even number, found {}", rope.dim));
+    fail_at(layer, fmt::format("rotary_dim: expected a positive even number, found {}", rope.dim));
   rope.inv_freq = read_inv_freq(layer, rope.dim);
   return rope;
 }
 
 void check_heads(const hdf5::Group& layer, const LayerGeometry& geometry) {
   if (geometry.num_q_heads % geometry.num_kv_heads != 0)
-    reject(layer, fmt::format("num_q_heads {} is not a multiple of num_kv_heads {}", geometry.num_q_heads,
-                              geometry.num_kv_heads));
+    fail_at(layer, fmt::format("num_q_heads {} is not a multiple of num_kv_heads {}", geometry.num_q_heads,
+                               geometry.num_kv_heads));
   if (geometry.kind == AttentionKind::mla_rope && geometry.num_kv_heads != 1)
-    reject(layer, fmt::format("num_kv_heads: expected 1 for kind mla_rope, found {}", geometry.num_kv_heads));
+    fail_at(layer, fmt::format("num_kv_heads: expected 1 for kind mla_rope, found {}", geometry.num_kv_heads));
 }
 
 LayerGeometry read_geometry(const hdf5::Group& layer, Faults& faults) {
@@ -141,9 +143,9 @@ DType read_dtype(const hdf5::Dataset& dataset) {
   const std::string word = dataset.string_attribute("kvq_dtype");
   const auto dtype = activation_dtype(word);
   if (!dtype)
-    reject(dataset,
-           fmt::format("kvq_dtype '{}' is not supported, expected float32, float16 or bfloat16", printable(word)),
-           ErrorKind::unsupported);
+    fail_at(dataset,
+            fmt::format("kvq_dtype '{}' is not supported, expected float32, float16 or bfloat16", printable(word)),
+            ErrorKind::unsupported);
   using hdf5::Element;
   const Element found = dataset.element();
   const bool fits = *dtype == DType::f32   ? found == Element::f32
@@ -151,7 +153,7 @@ DType read_dtype(const hdf5::Dataset& dataset) {
                                            : found == Element::u16;
   const char* expected = *dtype == DType::f32 ? "float32" : *dtype == DType::f16 ? "float16 or uint16" : "uint16";
   if (!fits)
-    reject(dataset, fmt::format("kvq_dtype {} is stored as {}, found {}", word, expected, dataset.type_text()));
+    fail_at(dataset, fmt::format("kvq_dtype {} is stored as {}, found {}", word, expected, dataset.type_text()));
   return *dtype;
 }
 
@@ -164,16 +166,16 @@ StoredTensor read_activation(const hdf5::Group& layer, const char* name, const s
 
 StoredTensor read_o_proj(const hdf5::Group& layer, const LayerGeometry& geometry) {
   hdf5::Dataset dataset = layer.dataset("o_proj");
-  if (dataset.element() != hdf5::Element::f16) reject(dataset, "expected float16, found " + dataset.type_text());
+  if (dataset.element() != hdf5::Element::f16) fail_at(dataset, "expected float16, found " + dataset.type_text());
   expect_shape(dataset, {-1, std::int64_t{geometry.num_q_heads} * geometry.v_head_dim});
-  if (dataset.shape()[0] == 0) reject(dataset, "has no rows");
+  if (dataset.shape()[0] == 0) fail_at(dataset, "has no rows");
   return {std::move(dataset), DType::f16};
 }
 
 /// float32 [heads, Dv, Dv]
 StoredTensor read_matrices(const hdf5::Group& layer, const char* name, int heads, int v_head_dim) {
   hdf5::Dataset dataset = layer.dataset(name);
-  if (dataset.element() != hdf5::Element::f32) reject(dataset, "expected float32, found " + dataset.type_text());
+  if (dataset.element() != hdf5::Element::f32) fail_at(dataset, "expected float32, found " + dataset.type_text());
   expect_shape(dataset, {heads, v_head_dim, v_head_dim});
   return {std::move(dataset), DType::f32};
 }
@@ -183,7 +185,7 @@ StoredTensor read_matrices(const hdf5::Group& layer, const char* name, int heads
 int read_bounded(const hdf5::Object& object, const char* name, std::int64_t low, std::int64_t high) {
   const std::int64_t value = object.integer_attribute(name);
   if (value < low || value > high)
-    reject(object, fmt::format("{}: expected {} to {}, found {}", name, low, high, value));
+    fail_at(object, fmt::format("{}: expected {} to {}, found {}", name, low, high, value));
   return static_cast<int>(value);
 }
 

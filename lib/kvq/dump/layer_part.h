@@ -3,8 +3,12 @@
 #include <kvq/dump/dump_part.h>
 
 #include <cstdint>
+#include <string>
 
 namespace kvq {
+
+/// @throws Error  "<place of the object>: <what>"
+[[noreturn]] void fail_at(const hdf5::Object& object, const std::string& what, ErrorKind kind = ErrorKind::bad_input);
 
 /// An integer attribute within [low, high]. @throws Error{bad_input}
 int read_bounded(const hdf5::Object& object, const char* name, std::int64_t low, std::int64_t high);

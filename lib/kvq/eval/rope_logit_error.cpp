@@ -15,14 +15,14 @@ namespace {
 
 constexpr std::size_t kNumOffsets = 50;
 constexpr double kLargestOffset = 1024.0;
-constexpr std::int64_t kRowsPerTask = 64;
+constexpr std::int64_t kRowsPerPiece = 64;
 
 /// Calls body(first, count) for pieces of [0, total) with fixed borders.
 template <typename Body>
 void for_pieces(std::int64_t total, const Body& body) {
-  parallel_for((total + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t piece) {
-    const std::int64_t first = piece * kRowsPerTask;
-    body(first, std::min(kRowsPerTask, total - first));
+  parallel_for((total + kRowsPerPiece - 1) / kRowsPerPiece, [&](std::int64_t piece) {
+    const std::int64_t first = piece * kRowsPerPiece;
+    body(first, std::min(kRowsPerPiece, total - first));
   });
 }
 

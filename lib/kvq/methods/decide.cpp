@@ -15,7 +15,7 @@ namespace kvq {
 namespace {
 
 /// Refuses results that numbers of extreme size have made infinite or NaN.
-void expect_finite(const Decision& decision) {
+void expect_finite_numbers(const Decision& decision) {
   const auto expect = [](double value, const std::string& where) {
     if (!std::isfinite(value))
       throw Error{ErrorKind::numerical, fmt::format("{}: expected a finite number, found {}", where, value),
@@ -75,7 +75,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   if (origin.header.queries != Queries::all) c.options["queries"] = to_string(origin.header.queries);
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
   Decision decision = method.decide(source, options, done);
-  expect_finite(decision);
+  expect_finite_numbers(decision);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);
   if (const auto report = held_out_report(source, decision.plans)) c.held_out = held_out_to_json(*report);
   artifact.layers = std::move(decision.plans);

@@ -46,7 +46,7 @@ std::vector<Allocate> allocations(const Bases& bases) {
 }
 
 /// One side of one layer, with the sizes tried.
-struct Unit {
+struct BudgetUnit {
   std::size_t layer = 0;
   Side side = Side::k;
   double channels = 0.0;  ///< of all heads
@@ -169,7 +169,7 @@ class Planner {
 
   /// Adds a side's choices. Bases are compared at the middle of each third of the ladder, because the best basis at low
   /// rates may differ from the best basis at high rates.
-  void try_ladder(const LayerStats& stats, const LayerJudge& judge, Unit& unit) const {
+  void try_ladder(const LayerStats& stats, const LayerJudge& judge, BudgetUnit& unit) const {
     constexpr std::size_t kParts = 3;
     Views views(stats, options_, unit.side);
     const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
@@ -183,7 +183,7 @@ class Planner {
     }
   }
 
-  void add_choice(Unit& unit, const LayerJudge& judge, const Trial& tried) const {
+  void add_choice(BudgetUnit& unit, const LayerJudge& judge, const Trial& tried) const {
     OutputChange total;
     for (const OutputChange& change : tried.changes) total += change;
     unit.bases.push_back(tried.bases);
@@ -214,7 +214,7 @@ class Planner {
         report_.tokens = stats->held_out->count();
         for (const Side side : sides) {
           if (stays_exact(options_, stats->layer, side)) continue;
-          Unit unit{
+          BudgetUnit unit{
               .layer = i,
               .side = side,
               .channels = 0.0,
@@ -303,7 +303,7 @@ class Planner {
   void weigh_layers() {
     constexpr double kTrust = 0.5;
     std::vector<double> logs;
-    for (const Unit& unit : units_) {
+    for (const BudgetUnit& unit : units_) {
       const OutputChange& middle = unit.changes[unit.changes.size() / 2];
       logs.push_back(std::log(std::max(middle.curved, 1e-300) / std::max(middle.squared, 1e-300)));
     }
@@ -315,7 +315,7 @@ class Planner {
   std::vector<std::vector<Choice>> own_choices() const {
     std::vector<std::vector<Choice>> all;
     all.reserve(units_.size());
-    for (const Unit& unit : units_) all.push_back(unit.choices);
+    for (const BudgetUnit& unit : units_) all.push_back(unit.choices);
     return all;
   }
 
@@ -323,7 +323,7 @@ class Planner {
   /// get equal rows.
   std::vector<std::vector<Choice>> summed_choices() const {
     std::vector<std::vector<Choice>> sums(2);
-    for (const Unit& unit : units_) {
+    for (const BudgetUnit& unit : units_) {
       auto& sum = sums[index(unit.side)];
       if (sum.empty()) sum.resize(unit.choices.size());
       if (sum.size() != unit.choices.size())
@@ -361,7 +361,7 @@ class Planner {
   const StatsSource& source_;
   const Options& options_;
   const LayerDone& done_;
-  std::vector<Unit> units_;
+  std::vector<BudgetUnit> units_;
   double channels_ = 0.0;               ///< of all quantized sides, per token
   double exact_bytes_ = 0.0;            ///< of all exact sides, per token
   std::vector<double> exact_bytes_of_;  ///< the same for each layer

@@ -9,7 +9,7 @@ namespace kvq {
 
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kTensorAlignment = 256;
 
 /// Each [D, D] of [H, D, D] transposed.
 std::vector<float> transposed(const std::vector<float>& matrices, std::size_t dim) {
@@ -70,7 +70,7 @@ template <typename T>
 std::optional<std::size_t> DeviceImage::put(const std::vector<T>& values) {
   if (values.empty()) return std::nullopt;
   const std::size_t offset = bytes_.size(), size = values.size() * sizeof(T);
-  bytes_.resize((offset + size + kAlignment - 1) / kAlignment * kAlignment);
+  bytes_.resize((offset + size + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment);
   std::memcpy(bytes_.data() + offset, values.data(), size);
   return offset;
 }

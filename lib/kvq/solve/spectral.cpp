@@ -39,7 +39,7 @@ Matrix permutation(int dim) {
   return p;
 }
 
-std::vector<double> to_vector(const Matrix& m) { return {m.data(), m.data() + m.size()}; }
+std::vector<double> entries_of(const Matrix& m) { return {m.data(), m.data() + m.size()}; }
 
 }  // namespace
 
@@ -72,7 +72,7 @@ std::vector<double> compose(const Composition& composition, std::span<const doub
       KVQ_ASSERT(factor == '*' || factor == 'I');
     }
   }
-  return to_vector(product);
+  return entries_of(product);
 }
 
 std::vector<double> product(std::span<const double> a, std::span<const double> b, int dim) {
@@ -108,7 +108,7 @@ std::vector<double> with_signs(std::span<const double> basis, int dim, std::uint
 std::vector<double> residual_rotation(const EigenPairs& target, const EigenPairs& error, int dim, bool published) {
   const Eigen::Map<const Matrix> uc(target.vectors.data(), dim, dim), ue(error.vectors.data(), dim, dim);
   const Matrix rotation = uc * ue.rowwise().reverse().transpose();  // both descending: J reverses one of them
-  return to_vector(published ? Matrix(rotation.transpose()) : rotation);
+  return entries_of(published ? Matrix(rotation.transpose()) : rotation);
 }
 
 }  // namespace kvq
