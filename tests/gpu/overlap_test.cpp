@@ -110,6 +110,58 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
   check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
 }
 
+TEST_CASE("An append of one sequence waits for a slow kernel before it", "[runtime][gpu][api][emulated]") {
+  const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
+  const Engine engine(artifact);
+  const int layer = GENERATE(0, 4);  // Hadamard blocks, dense rotations
+  constexpr int kLength = 300;
+  LayerRunner runner(engine, layer, {.num_pages = 8, .max_sequences = 1, .max_tokens = 400}, nullptr);
+  runner.rows = {{runner.cache.create(), 1}};
+  runner.step(std::vector<Growth>{{0, kLength - 1}});
+  const std::vector<std::uint16_t> expected = runner.step(std::vector<Growth>{{0, 1}});
+  const auto pages = static_cast<std::size_t>(8 * runner.info.page_bytes),
+             rings = static_cast<std::size_t>(runner.info.ring_slot_bytes);
+  const std::vector<std::byte> wanted_pages = bytes_at(runner.cache.pages(layer), pages),
+                               wanted_rings = bytes_at(runner.cache.rings(layer), rings);
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreate(&stream), "cudaStreamCreate");
+  const runtime::Plan plan(*engine.model, plan_options(1));
+  const DeviceMemory workspace(plan.workspace_bytes(KVQ_KERNEL_DECODE)), out(expected.size() * 2),
+      queries = to_device<std::uint16_t>(runner.query(1, kLength), nullptr),
+      keys = to_device<std::uint16_t>(runner.key(1, kLength - 1), nullptr),
+      values = to_device<std::uint16_t>(runner.value(1, kLength - 1), nullptr);
+  const kvq_sequences s = runner.cache.sequences();
+  const kvq_write_args w = runner.cache.write_args();
+  const kvq_decode_args d = runner.cache.decode_args();
+  auto a = runtime::init<kvq_append_args>();
+  a.sequences = d.sequences, a.q = queries.get(), a.k = keys.get(), a.v = values.get(), a.out = out.get();
+  a.slot_mapping = w.slot_mapping, a.window_mapping = w.window_mapping;
+  a.workspace = workspace.get(), a.workspace_bytes = workspace.bytes();
+  auto error = runtime::init<kvq_error>();
+  // The second append of a pair uses the workspace while the first one may still run.
+  for (int i = 0; i < 3; ++i) {
+    check_cuda(cudaMemset(out.get(), 0xFF, out.bytes()), "cudaMemset");
+    std::vector<LateWrite> late;
+    const LateMemory memory[] = {{writable(s.seq_lens), 4, 0x7F},          {writable(s.page_table), 5 * 4, 0x7F},
+                                 {writable(s.ring_slots), 4, 0x7F},        {runner.cache.pages(layer), pages, 0xFF},
+                                 {runner.cache.rings(layer), rings, 0xFF}, {queries.get(), queries.bytes(), 0xFF},
+                                 {keys.get(), keys.bytes(), 0xFF},         {values.get(), values.bytes(), 0xFF},
+                                 {writable(w.slot_mapping), 8, 0xFF},      {writable(w.window_mapping), 8, 0xFF}};
+    for (const LateMemory& m : memory) late.push_back(m.late());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    run_slow_writer(late, stream);
+    for (int call = 0; call < 2; ++call) expect_ok(plan.append(runner.cache.handle(), layer, a, stream, &error), error);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    std::vector<std::uint16_t> found(expected.size());
+    to_host<std::uint16_t>(out, found, nullptr);
+    CHECK(found == expected);
+    CHECK((bytes_at(runner.cache.pages(layer), pages) == wanted_pages));
+    CHECK((bytes_at(runner.cache.rings(layer), rings) == wanted_rings));
+  }
+  CHECK(runner.cache.handle().fault(nullptr).code == KVQ_FAULT_NONE);
+  check_cuda(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
 TEST_CASE("Plans without programmatic launch give the same results", "[runtime][gpu][api][emulated]") {
   const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
   const Engine engine(artifact);

@@ -10,7 +10,7 @@ namespace kvq::test {
 
 namespace {
 
-constexpr int kMostWrites = 8, kRounds = 60;
+constexpr int kMostWrites = 16, kRounds = 60;
 
 struct LateWrites {
   LateWrite all[kMostWrites];

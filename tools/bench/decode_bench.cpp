@@ -64,6 +64,7 @@ class Append {
     check(fill_rows(device.stream(), keys, k_elements, c.variant->bf16, 5));
     check(fill_rows(device.stream(), values, v_elements, c.variant->bf16, 6));
     p_.k.x = keys, p_.v.x = values;
+    p_.holds_next = prepares_beside_write(c.batch);
   }
   void run(const Device& device, const Cache& cache, FaultRecord* faults) {
     cache.enter(p_);
@@ -164,10 +165,12 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   if (c.append) {
     Append append(device, c, k, v);
     checked = true;
+    p.inputs_final = prepares_beside_write(c.batch);
     result.append = device.time(calls, [&](int i) {
       append.run(device, *sets[static_cast<std::size_t>(i) % sets.size()], faults.record());
       run(i);
     });
+    p.inputs_final = false;
   }
   faults.expect_none(fmt::format("{}: batch {}, context {}", variant.name, c.batch, c.context));
   auto* sink = memory.take<unsigned>(1);

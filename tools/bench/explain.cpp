@@ -36,6 +36,7 @@ Section policy_of(const DecodePolicy& p) {
               {"least_first_load", "stages of the first load, at least", p.least_first_load},
               {"loads_at_once", "stages that are issued at once", p.loads_at_once},
               {"query_blocks", "queries blocks of a multiprocessor", p.query_blocks},
+              {"displaced_blocks", "decode blocks that a queries block displaces", p.displaced_blocks},
               {"combine_blocks", "combine blocks of a multiprocessor", p.combine_blocks},
               {"combine_batch", "partial results that a warp loads at once", p.combine_batch},
               {"poll_nanoseconds", "ns between looks at a completion counter", p.poll_nanoseconds},

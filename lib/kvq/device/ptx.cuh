@@ -109,6 +109,19 @@ __device__ __forceinline__ int derive_again(int x) {
 /// Keeps the branch that this stands in: the compiler must not turn the branch into selects.
 __device__ __forceinline__ void keep_branch() { asm volatile("" ::: "memory"); }
 
+/// Reads a word of each line of a kernel's parameters, all at once, so that they are in the constant cache. Else a
+/// kernel that starts waits for one line after the other, where it first reads them.
+template <typename Params>
+__device__ __forceinline__ void fetch_params(const Params& params) {
+  constexpr int kLine = 64 / 4, kWords = sizeof(Params) / 4;
+  const unsigned* words = reinterpret_cast<const unsigned*>(&params);
+  unsigned all = words[kWords - 1];
+#pragma unroll
+  for (int i = 0; i < kWords; i += kLine) all ^= words[i];
+  // A use of the words, without which they would not be read. Whether it sleeps does not matter.
+  asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9e3779b9; @p nanosleep.u32 0; }" ::"r"(all));
+}
+
 /// 1 / x; subnormal numbers count as zeros.
 __device__ __forceinline__ float rcp_approx(float x) {
   float y;

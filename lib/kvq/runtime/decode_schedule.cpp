@@ -84,7 +84,7 @@ DecodeGrids make_decode_grids(const DecodeKernelShape& kernel, const DecodeDevic
   // For a queue of one round a few blocks stay idle: (a) as many as start late, because they wait for a block of the
   // queries kernel to end, and (b) so many that splits end where work tiles of equal length end, because a block with
   // two work tiles has two beginnings and two ends.
-  const int late = device.overlapping ? grids.query_blocks : 0;
+  const int late = device.overlapping ? kernel.policy.displaced_blocks * grids.query_blocks : 0;
   grids.one_round_splits = device.blocks;
   for (const int blocks : {device.blocks, device.blocks - late}) {
     const int whole = blocks - blocks % work_tiles;

@@ -378,6 +378,33 @@ TEST_CASE("The policy fits a multiprocessor of 228 KB", "[runtime]") {
   }
 }
 
+TEST_CASE("Splits begin where exact division says", "[runtime]") {
+  std::uint64_t wrong = 0;
+  for (const int blocks : {1, 7, 376, 396, 1000, 65535, decode::Splits::kMostBlocks})
+    for (const std::uint64_t chunks :
+         {std::uint64_t{1} << 16, (std::uint64_t{1} << 32) - 1, std::uint64_t{4000000007}}) {
+      const decode::Splits splits(chunks, blocks, blocks);
+      for (int round = 0; round < splits.rounds; ++round) {
+        const std::uint64_t begin = splits.round_begin(round), size = splits.round_begin(round + 1) - begin;
+        for (const int i : {0, 1, blocks / 3, blocks / 2, blocks - 1}) {
+          const auto at = static_cast<std::uint64_t>(std::min(i, splits.per_round - 1)),
+                     count = static_cast<std::uint64_t>(splits.per_round);
+          const auto range = splits.range_of(round * splits.per_round + static_cast<int>(at));
+          wrong += range.begin != begin + size * at / count || range.end != begin + size * (at + 1) / count;
+        }
+      }
+    }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("A single sequence leaves the blocks idle that the queries kernel displaces", "[runtime]") {
+  const Case c{.q_heads = 32, .kv_heads = 8, .lengths = {32768}};
+  const DecodeSchedule s = schedule_of(two_bits(), c);
+  CHECK(s.grids.query_blocks == 8);
+  CHECK(s.splits.per_round == 376);  // 396 blocks less two for each of 8, rounded down to a multiple of 8 work tiles
+  CHECK(s.most_splits == 47);
+}
+
 TEST_CASE("The known schedule of a batch of 8 sequences of 32768 tokens", "[runtime]") {
   const Case c{.q_heads = 32, .kv_heads = 8, .lengths = std::vector<std::int32_t>(8, 32768)};
   const DecodeSchedule s = schedule_of(two_bits(), c);

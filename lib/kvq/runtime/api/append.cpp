@@ -30,6 +30,8 @@ Status append(const kvq_plan* plan, const kvq_cache* cache, int layer, const kvq
   if (const Status status = decode_params(*plan, cache, layer, d, found, decode_p); !status.ok()) return status;
   if (const Status status = write_params(*plan, cache, layer, w, found, write_p); !status.ok()) return status;
   const kvq_plan::Kernels& kernels = *found.kernels;
+  write_p.holds_next = decode_p.inputs_final =
+      kernels.write_launch.overlapping && w.num_tokens > 0 && prepares_beside_write(sequences.batch);
   if (const Status status = kernels.write.run(kernels.write_launch, write_p, stream); !status.ok()) return status;
   return kernels.decode.run(kernels.decode_launch, decode_p, stream);
 }

@@ -136,6 +136,8 @@ inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
 inline float sqrt_approx(float x) { return std::sqrt(flushed(x)); }
 inline int derive_again(int x) { return x; }
 inline void keep_branch() {}
+template <typename Params>
+void fetch_params(const Params&) {}
 inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
 // ---- Barriers and copies -----------------------------------------------------------------------------------------

@@ -43,10 +43,10 @@ struct RingLook {
   }
 };
 /// Loads only: the caller may use the result much later.
-__device__ __forceinline__ RingLook load_ring(const PagedCacheView& cache, int sequence) {
+/// @param slot  the sequence's ring slot
+__device__ __forceinline__ RingLook load_ring(const PagedCacheView& cache, int sequence, int slot) {
   RingLook ring;
   if (!cache.ring_states || !cache.ring_slots) return ring;
-  const int slot = __ldcg(cache.ring_slots + sequence);
   if (cache.sequence_ids) ring.expected_owner = __ldcg(cache.sequence_ids + sequence);
   if (slot < 0 || slot >= cache.extents.num_ring_slots) return ring;
   ring.slot = slot;
@@ -57,7 +57,7 @@ __device__ __forceinline__ RingLook load_ring(const PagedCacheView& cache, int s
 /// Does the sequence's ring hold the rows that its readers take?
 __device__ __forceinline__ Fault ring_fault(const PagedCacheView& cache, const SequenceTokens& tokens, int sequence) {
   if (!reads_ring(tokens)) return {};
-  return load_ring(cache, sequence).fault(tokens);
+  return load_ring(cache, sequence, slot_of(cache.ring_slots, sequence)).fault(tokens);
 }
 
 /// load_sequence() and ring_fault() together, for kernels that do not mind one load after the other.

@@ -214,6 +214,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   const int count = units.count() * p.cache.num_kv_heads;
 
   ptx::griddepcontrol_launch_dependents();
+  ptx::fetch_params(p);
   DenseRotation<kDim> dense{shared.rotation};
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
     const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,

@@ -46,6 +46,12 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   // The shuffle tells the compiler that a warp's lanes agree.
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = __shfl_sync(kAll, thread >> 5, 0);
 
+  if (warp == 1) ptx::fetch_params(p);
+  // A single pass needs no prefix sum. Its sequence is loaded first, because all else waits for it.
+  const bool single = p.num_passes() == 1;
+  SequenceEntry entry;
+  if (single) entry = load_entry(p.cache, 0);
+
   // 1. Barriers, the chunk queue, and the role of each warp.
   if (lane == 0) {  // one lane of each warp, because the lanes of one warp would initialize barriers one at a time
 #pragma unroll 1
@@ -63,8 +69,16 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     }
   }
   ptx::fence_mbarrier_init();
-  count_chunks<T>(p, shared.queue);  // ends with __syncthreads(), which publishes the barriers and warps_done, too
-  const std::uint64_t chunks = shared.queue.total(p);
+  TileChunks single_pass = {};
+  std::uint64_t chunks = 0;
+  if (single) {
+    single_pass = chunks_of<T>(p, 0, check_pass(p, 0, entry).checked.tokens);
+    chunks = ptx::mul_wide(static_cast<unsigned>(single_pass.count), static_cast<unsigned>(p.cache.num_kv_heads));
+    __syncthreads();  // publishes the barriers and warps_done
+  } else {
+    count_chunks<T>(p, shared.queue);  // ends with __syncthreads()
+    chunks = shared.queue.total(p);
+  }
   const Splits splits(chunks, static_cast<int>(gridDim.x), p.one_round_splits);
   if (static_cast<int>(blockIdx.x) >= splits.per_round) {
     // A later grid that waits for this one assumes that the queries kernel has ended as well, so this block must not
@@ -77,7 +91,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     return;
   }
   if (warp == T::kConsumerWarps) {
-    Producer<T>{p, shared, lane}.run(splits);
+    Producer<T>{p, shared, lane}.run(splits, single_pass);
     return;
   }
 

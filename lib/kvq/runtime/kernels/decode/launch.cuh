@@ -65,9 +65,10 @@ Status plan_decode(DecodeLaunch& launch) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
                                                           sizeof(typename T::DecodeShared));
   launch.blocks = each * launch.multiprocessors;
-  if (error == cudaSuccess && decode::CompletionCounter::kMost < decode::Splits::kRounds * launch.blocks)
+  static_assert(decode::Splits::kRounds * decode::Splits::kMostBlocks <= decode::CompletionCounter::kMost);
+  if (error == cudaSuccess && launch.blocks > decode::Splits::kMostBlocks)
     return Status::fail(StatusCode::unsupported, "decode: plan: %d blocks at once; supported are %d", launch.blocks,
-                        decode::CompletionCounter::kMost / decode::Splits::kRounds);
+                        decode::Splits::kMostBlocks);
   launch.cut_partials = static_cast<int>(decode::cut_partials(launch.blocks));
   return cuda_status(error, "decode: plan");
 }

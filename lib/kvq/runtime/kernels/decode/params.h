@@ -43,9 +43,17 @@ struct DecodeParams {
   /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything
   void* workspace = nullptr;
 
+  /// Prepares the queries while the stream's kernel before still runs, a write with WriteParams::holds_next, because
+  /// that writes neither queries, nor tables of sequences, nor the workspace.
+  bool inputs_final = false;
+
   /// T
   KVQ_HD int tokens() const { return q_indptr ? num_tokens : cache.batch; }
 };
+
+/// Whether kvq_append_run prepares queries beside its write (inputs_final). Of several sequences that is not faster,
+/// because blocks that have prepared queries then wait for the write where decode blocks would start.
+constexpr bool prepares_beside_write(int batch) { return batch == 1; }
 
 /// What run_decode() adds for the kernels.
 struct DecodeKernelParams : DecodeParams {

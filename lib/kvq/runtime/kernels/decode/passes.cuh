@@ -27,10 +27,11 @@ struct Pass {
   int first_row;        ///< of q and out: that of the first query
   CheckedSequence checked;
 };
-/// @param pass  number among all passes
-__device__ __forceinline__ Pass load_pass(const DecodeKernelParams& p, int pass) {
+/// @param pass   number among all passes
+/// @param entry  of its sequence
+__device__ __forceinline__ Pass check_pass(const DecodeKernelParams& p, int pass, const SequenceEntry& entry) {
   const int sequence = sequence_of(p, pass);
-  Pass loaded{sequence, {}, sequence, load_sequence(p.cache, sequence)};
+  Pass loaded{sequence, {}, sequence, check_sequence(entry, p.cache.windows, p.cache.extents, p.cache.page_shift)};
   if (!p.q_indptr) return loaded;
   const NewTokens tokens = new_tokens_of(p, sequence);
   const std::int64_t end = std::int64_t{tokens.first_row} + tokens.count;
@@ -43,6 +44,10 @@ __device__ __forceinline__ Pass load_pass(const DecodeKernelParams& p, int pass)
   else if (tokens.count > p.max_new_tokens)
     loaded.checked = {{}, {FaultCode::plan, tokens.count}};
   return loaded;
+}
+
+__device__ __forceinline__ Pass load_pass(const DecodeKernelParams& p, int pass) {
+  return check_pass(p, pass, load_entry(p.cache, sequence_of(p, pass)));
 }
 
 /// @param length  tokens of the pass's sequence; 0 with a fault

@@ -41,6 +41,9 @@ struct DecodePolicy {
   int loads_at_once = 4;
 
   int query_blocks = 1, combine_blocks = 2;  ///< of the other two kernels, for each multiprocessor
+  /// Decode blocks that a block of the queries kernel displaces, so that they start only when it has ended. Registers
+  /// for one more would be free, but not in one partition of the multiprocessor.
+  int displaced_blocks = 2;
   int most_idle_divisor = 16;  ///< 1 / most_idle_divisor of the decode blocks, at most, stay idle for even splits
   /// Partial results of a row that a warp of the combine kernel loads at once. 17, which would be enough for almost all
   /// work tiles, were slower.

@@ -24,6 +24,7 @@ struct Producer {
   unsigned parity = 1;         ///< phase of the `empty` barriers; in the first pass over the ring all stages are free
   int buffer = 0;              ///< query buffer of the next work tile
   unsigned stored_parity = 1;  ///< phase of the partial barrier of that buffer
+  bool first = true;           ///< no stage has been loaded
   int work_tiles = 0;          ///< work tiles begun so far; run() counts further ones at its end
 
   /// The source of one stage. Each lane prepares one.
@@ -176,8 +177,8 @@ struct Producer {
     for (int base = 0; base < count; base += kIssueAtOnce) {
       const int n = min(kIssueAtOnce, count - base), mine = lane - base;
       // All lanes wait for each stage, because lanes that wait for different barriers would diverge, and each would
-      // spin in turn.
-      for (int i = 0; i < n; ++i) {
+      // spin in turn. The first load finds all stages free.
+      for (int i = 0; i < n && !first; ++i) {
         const bool wraps = stage + i >= T::kStages;
         ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage + i - (wraps ? T::kStages : 0)]),
                            parity ^ (wraps ? 1u : 0u));
@@ -242,12 +243,13 @@ struct Producer {
   }
 
   /// Loads all splits of the block, each one work tile by work tile.
-  __device__ void run(const Splits& splits) {
-    bool first = true;
+  /// @param single_pass  chunks of a work tile, if there is a single pass
+  __device__ void run(const Splits& splits, const TileChunks& single_pass) {
     for (int split = static_cast<int>(blockIdx.x); split < splits.count(); split = claim(splits)) {
       const auto [begin, end] = splits.range_of(split);
-      for (WorkTile work_tile = find_work_tile<T>(p, shared.queue, begin, lane);;
-           next_work_tile<T>(p, shared.queue, work_tile)) {
+      for (WorkTile work_tile = p.num_passes() == 1 ? find_work_tile(single_pass, begin)
+                                                    : find_work_tile<T>(p, shared.queue, begin, lane);
+           ; next_work_tile<T>(p, shared.queue, work_tile)) {
         const int n = work_tile.chunks.count;
         const int from = static_cast<int>(max(begin, work_tile.first_chunk) - work_tile.first_chunk);
         const int to = static_cast<int>(min(end - work_tile.first_chunk, static_cast<unsigned>(n)));

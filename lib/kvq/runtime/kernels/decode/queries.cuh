@@ -42,22 +42,23 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
     most = max(most, __shfl_xor_sync(kAll, most, 2));
     const float largest = __uint_as_float(most), inverse = kLargestQuery / largest;
     int sum[Side::kGroups] = {};
+    for (int group = 0; group < Side::kGroups; ++group)
+#pragma unroll 1  // a short loop is faster, because its instructions are fetched for the first time
+      for (int j = group * Side::kStepsInGroup; j < (group + 1) * Side::kStepsInGroup; ++j)
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j)
+        for (int w = 0; w < 2; ++w) {
+          unsigned packed = 0;
+          const float4 x = four(j, w);
+          const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-      for (int w = 0; w < 2; ++w) {
-        unsigned packed = 0;
-        const float4 x = four(j, w);
-        const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int q = __float2int_rn(values[i] * inverse);
-          const int high = (q + 128) >> 8, low = q - 256 * high;
-          sum[j / Side::kStepsInGroup] += q;
-          packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
+          for (int i = 0; i < 4; ++i) {
+            const int q = __float2int_rn(values[i] * inverse);
+            const int high = (q + 128) >> 8, low = q - 256 * high;
+            sum[group] += q;
+            packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
+          }
+          to.fragments[group_warp][j][w][lane] = packed;
         }
-        to.fragments[group_warp][j][w][lane] = packed;
-      }
     const bool writes = t == 0 && g % 2 == 0;  // the eight lanes of a head hold the same sums
     const int head = 4 * group_warp + (g >> 1);
 #pragma unroll
@@ -78,7 +79,6 @@ template <int kDim>
 struct QueriesShared {
   static constexpr int kRows = 16;
   alignas(16) PaddedRow<kDim> rows[kRows];
-  bool poisoned[kRows];                         ///< of each work tile: all scores become NaN
   Pass passes[kRows];                           ///< of each work tile
   typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
 };
@@ -111,26 +111,33 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int heads_per_kv_head = p.heads_per_kv_head, work_tiles = p.num_passes() * p.cache.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
+  ptx::fetch_params(p);
   DenseRotation<kDim> dense{shared.rotation};
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
-  // After the wait, all earlier work of the stream has ended. Decode blocks can start only after this point, so they
-  // may read keys and values without waiting themselves.
-  ptx::griddepcontrol_wait();
-  ptx::griddepcontrol_launch_dependents();
+  // After the wait, all earlier work of the stream has ended. Decode blocks can start only after it, so they may read
+  // keys and values without waiting themselves.
+  const auto wait_and_let_decode_start = [] {
+    ptx::griddepcontrol_wait();
+    ptx::griddepcontrol_launch_dependents();
+  };
+  if (!p.inputs_final) wait_and_let_decode_start();
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
   constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
-  // Of the pass of this thread's work tile, which is first + thread * grid. A sequence with a fault in its tables
-  // has no tokens. One with a fault of its ring has, and is attended to, with queries that make all scores NaN.
-  bool has_tokens = false;
-  Pass fetched_pass = {};
-  RingLook fetched_ring = {};
+  // The first warps cut queries. Each warp behind them checks what the tables say of the sequence of one work tile,
+  // which is first + check_warp * grid.
+  constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
+  static_assert(kCutters + kTilesAtOnce <= kRotateWarps);
+  const int check_warp = warp - kCutters;
+  const auto checks = [&](int n) { return check_warp >= 0 && check_warp < n; };
+  const auto pass_of = [&](int work_tile) { return work_tile / p.cache.num_kv_heads; };
+  SequenceEntry fetched_entry = {};
   const auto fetch = [&](int first) {
     const int n = min(kTilesAtOnce, (work_tiles - first + grid - 1) / grid);
-    // Queries first, because the rest waits for loads.
+    if (checks(n)) fetched_entry = load_entry(p.cache, sequence_of(p, pass_of(first + check_warp * grid)));
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;  // in the work tile
@@ -148,14 +155,6 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
                             static_cast<std::int64_t>(head * heads_per_kv_head + query_head) * kDim + lane;
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) fetched[turn][j] = is_row ? __ldcg(q + 32 * j) : Activation{};
-    }
-    if (thread < n) {
-      const int number = (first + thread * grid) / p.cache.num_kv_heads;
-      fetched_ring = load_ring(p.cache, sequence_of(p, number));
-      fetched_pass = load_pass(p, number);
-      // Of several new tokens, or a range of positions, there may be none to attend to.
-      const SequenceTokens& tokens = fetched_pass.checked.tokens;
-      has_tokens = p.q_indptr || p.first || p.last ? chunks_of<T>(p, number, tokens).count > 0 : tokens.length > 0;
     }
     return n;
   };
@@ -177,13 +176,10 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) rows[row][lane + 32 * j] = x[j];
     }
-    if (thread < n) {
-      p.completions[first + thread * grid] = fetched_pass.checked.fault ? CompletionCounter::kFaulty
-                                             : has_tokens               ? 0
-                                                                        : CompletionCounter::kNone;
-      shared.passes[thread] = fetched_pass;
-    }
-    const RingLook ring = fetched_ring;
+    const int checked_tile = first + check_warp * grid;
+    const SequenceEntry entry = fetched_entry;
+    RingLook ring;  // used only later, because its loads wait for that of the slot
+    if (checks(n)) ring = load_ring(p.cache, sequence_of(p, pass_of(checked_tile)), entry.ring_slot);
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
@@ -193,14 +189,27 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       else
         dense.template apply<2>(rows);
     }
-    // What the ring says is used only now, because its loads wait for others.
-    if (thread < n) {
-      const Pass& pass = shared.passes[thread];
-      const Fault of_ring = ring.fault(pass.checked.tokens), fault = pass.checked.fault ? pass.checked.fault : of_ring;
-      shared.poisoned[thread] = static_cast<bool>(of_ring);
-      if (head == 0 && fault) record_fault(p.cache.faults, fault, pass.sequence, p.cache.layer);
+    // A sequence with a fault in its tables has no tokens. One with a fault of its ring has, and is attended to, with
+    // scores that are all NaN: it is poisoned.
+    bool poisoned = false;
+    if (checks(n)) {
+      const int number = pass_of(checked_tile);
+      const Pass pass = check_pass(p, number, entry);
+      const SequenceTokens& tokens = pass.checked.tokens;
+      // Of several new tokens, or a range of positions, there may be none to attend to.
+      const bool has_tokens =
+          p.q_indptr || p.first || p.last ? chunks_of<T>(p, number, tokens).count > 0 : tokens.length > 0;
+      const Fault of_ring = ring.fault(tokens), fault = pass.checked.fault ? pass.checked.fault : of_ring;
+      poisoned = static_cast<bool>(of_ring);
+      if (lane == 0) {
+        p.completions[checked_tile] = pass.checked.fault ? CompletionCounter::kFaulty
+                                      : has_tokens       ? 0
+                                                         : CompletionCounter::kNone;
+        if (head == 0 && fault) record_fault(p.cache.faults, fault, pass.sequence, p.cache.layer);
+        shared.passes[check_warp] = pass;
+      }
     }
-    __syncthreads();
+    if (p.q_indptr || p.logit_softcap > 0.0f) __syncthreads();  // they read shared.passes
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
     // Where rows may differ, a warp that cuts no queries writes what they see.
     if (const int row = thread - (kRotateThreads - 32); p.q_indptr && row >= 0 && row < n * T::kHeads) {
@@ -220,11 +229,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
       }
     }
-    constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
-    static_assert(kCutters < kRotateWarps);
     if (warp < n * T::kConsumerGroupWarps)
-      cut_queries<T>(rows + 4 * warp, shared.poisoned[warp / T::kConsumerGroupWarps] ? kNaN : p.softmax_scale,
-                     warp % T::kConsumerGroupWarps, lane, operands[first + warp / T::kConsumerGroupWarps * grid]);
+      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kConsumerGroupWarps, lane,
+                     operands[first + warp / T::kConsumerGroupWarps * grid]);
     // Pairs of words: the high parts of two channels, their low parts.
     constexpr int kPairs = T::kConsumerGroupWarps * T::kChannelBlocks * 32;
     for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kRotateThreads - 32 * kCutters) {
@@ -240,7 +247,9 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       to[l] = high, to[l + 4] = low;
     }
     __syncthreads();
+    if (poisoned && lane < T::kHeads) operands[checked_tile].score_scale[lane] = kNaN;
   }
+  if (p.inputs_final) wait_and_let_decode_start();
 }
 
 }  // namespace kvq::decode

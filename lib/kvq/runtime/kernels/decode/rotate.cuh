@@ -99,8 +99,9 @@ struct DenseRotation {
       if (warp + turn * kRotateWarps >= kColumnTiles) break;
       constexpr int kAccumulators = kRowTiles == 1 ? 3 : 2;  // independent accumulators, so that products overlap
       float c[kRowTiles][kAccumulators][4] = {};
-      // If the matrix is not held, 16 loads are in flight at once, as many as registers allow without spills.
-#pragma unroll kHeld ? kSteps : 8
+      // If the matrix is held, a short loop is faster, because its instructions are fetched for the first time. If not,
+      // 16 loads are in flight at once, as many as registers allow without spills.
+#pragma unroll kHeld ? 2 : 8
       for (int step = 0; step < kSteps; ++step) {
         const uint4 h = words(turn, step, 0), l = words(turn, step, 1);
 #pragma unroll

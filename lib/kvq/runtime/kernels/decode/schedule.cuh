@@ -65,8 +65,8 @@ __device__ __forceinline__ void next_work_tile(const DecodeKernelParams& p,
   } while (tile.chunks.count == 0);
 }
 
-/// Fills `queue` by a prefix sum over the chunks of all passes. All threads of the block call it; it ends with a
-/// barrier. Each thread sums up a run of consecutive passes, the first warp scans the runs.
+/// Fills `queue` by a prefix sum over the chunks of all passes, of which there are several. All threads of the block
+/// call it; it ends with a barrier. Each thread sums up a run of consecutive passes, the first warp scans the runs.
 template <typename T>
 __device__ __forceinline__ void count_chunks(const DecodeKernelParams& p, ChunkQueue<T::kConsumerThreads>& queue) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -77,11 +77,6 @@ __device__ __forceinline__ void count_chunks(const DecodeKernelParams& p, ChunkQ
       const SequenceTokens tokens = load_pass(p, thread).checked.tokens;
       queue.tokens[thread] = tokens;
       sum = chunks_of<T>(p, thread, tokens).count;
-    }
-    if (passes == 1) {
-      if (thread == 0) queue.chunks_before[0] = 0, queue.chunks_before[T::kConsumerThreads] = sum;
-      __syncthreads();
-      return;
     }
   } else {
     const int run = (passes + T::kConsumerThreads - 1) / T::kConsumerThreads;
@@ -112,24 +107,21 @@ __device__ __forceinline__ void count_chunks(const DecodeKernelParams& p, ChunkQ
   __syncthreads();
 }
 
-/// The work tile that contains chunk `chunk` of the queue; all lanes of one warp call it.
+/// The work tile of several passes that contains chunk `chunk` of the queue; all lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ WorkTile find_work_tile(const DecodeKernelParams& p,
                                                    const ChunkQueue<T::kConsumerThreads>& queue, unsigned chunk,
                                                    int lane) {
   const auto heads = static_cast<unsigned>(p.cache.num_kv_heads);
-  WorkTile tile;
-  tile.pass = 0, tile.first_chunk = 0;
-  if (p.num_passes() > 1) {
-    constexpr int kEach = T::kConsumerThreads / 32;
-    int runs = 0;  // number of runs that begin at or before the chunk
+  constexpr int kEach = T::kConsumerThreads / 32;
+  int runs = 0;  // number of runs that begin at or before the chunk
 #pragma unroll
-    for (int i = 0; i < kEach; ++i)
-      runs += __popc(__ballot_sync(kAll, static_cast<unsigned>(queue.chunks_before[i * 32 + lane]) * heads <= chunk));
-    // A run without chunks begins where the next run does, so the last run that begins there has the chunk.
-    tile.pass = (runs - 1) * ((p.num_passes() + T::kConsumerThreads - 1) / T::kConsumerThreads);
-    tile.first_chunk = static_cast<unsigned>(queue.chunks_before[runs - 1]) * heads;
-  }
+  for (int i = 0; i < kEach; ++i)
+    runs += __popc(__ballot_sync(kAll, static_cast<unsigned>(queue.chunks_before[i * 32 + lane]) * heads <= chunk));
+  // A run without chunks begins where the next run does, so the last run that begins there has the chunk.
+  WorkTile tile;
+  tile.pass = (runs - 1) * ((p.num_passes() + T::kConsumerThreads - 1) / T::kConsumerThreads);
+  tile.first_chunk = static_cast<unsigned>(queue.chunks_before[runs - 1]) * heads;
   tile.chunks = chunks_of<T>(p, tile.pass, queue.tokens_of(p, tile.pass));
   while (tile.first_chunk + static_cast<unsigned>(tile.chunks.count) * heads <= chunk) {
     tile.first_chunk += static_cast<unsigned>(tile.chunks.count) * heads;
@@ -139,6 +131,12 @@ __device__ __forceinline__ WorkTile find_work_tile(const DecodeKernelParams& p,
   const auto chunks = static_cast<unsigned>(tile.chunks.count), head = (chunk - tile.first_chunk) / chunks;
   tile.head = static_cast<int>(head), tile.first_chunk += head * chunks;
   return tile;
+}
+
+/// Likewise of a single pass.
+__device__ __forceinline__ WorkTile find_work_tile(const TileChunks& chunks, unsigned chunk) {
+  const auto count = static_cast<unsigned>(chunks.count), head = chunk / count;
+  return {head * count, 0, static_cast<int>(head), chunks};
 }
 
 }  // namespace kvq::decode

@@ -115,7 +115,7 @@ KVQ_HD TileChunks chunks_of(const SequenceTokens& sequence, const SeenRanges& se
 /// How the queue is cut into splits. In round 0 each block has the split of its own number; the splits of the later
 /// rounds, as many in each round, are claimed from the work counter.
 struct Splits {
-  static constexpr int kRounds = kDecodeRounds.most;
+  static constexpr int kRounds = kDecodeRounds.most, kMostBlocks = 1 << 16;
 
   unsigned chunks = 0;  ///< of the queue
   int rounds = 1;
@@ -160,7 +160,10 @@ struct Splits {
 
  private:
   KVQ_HD constexpr unsigned begin_in_round(unsigned begin, unsigned size, unsigned split) const {
-    return begin + static_cast<unsigned>(std::uint64_t{size} * split / static_cast<unsigned>(per_round));
+    // size * split / per_round, without a division of 64 bits, which takes long. rest * split < 2^32 (kMostBlocks)
+    const auto count = static_cast<unsigned>(per_round);
+    const unsigned whole = size / count, rest = size - whole * count;
+    return begin + whole * split + rest * split / count;
   }
 };
 

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
         shared.scaled[i][lane] = ScaledMatrix<K::kHeadDim>::template operand<T>(factors, shared.matrix[lane], i);
     }
   }
-  wait_for_kernels_before();
+  wait_for_kernels_before(p.holds_next);
   const auto fetch = [&](int at) {
     const int job = ptx::derive_again(own_job);
     if (at < runs.end)

@@ -23,6 +23,9 @@ struct WriteParams {
   std::byte* rings = nullptr;                    ///< 16-byte aligned, or null without recent tokens
   WindowLayout sink_layout = {}, ring_layout = {};
 
+  /// The stream's next kernel starts only when the kernels before this one have ended (DecodeParams::inputs_final).
+  bool holds_next = false;
+
   CacheExtents extents = {};
   FaultRecord* faults = nullptr;  ///< null: not recorded
   int layer = -1;                 ///< of the whole model, for the record

@@ -13,9 +13,12 @@ __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823
 
 /// Call before any global memory is read or written that other kernels write or read. The next kernel of the stream may
 /// start and run up to the same point while this one runs.
-__device__ __forceinline__ void wait_for_kernels_before() {
-  ptx::griddepcontrol_launch_dependents();
+/// @param holds_next  the next kernel starts only when the kernels before this one have ended, because it reads what
+///                    they write without waiting itself
+__device__ __forceinline__ void wait_for_kernels_before(bool holds_next) {
+  if (!holds_next) ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
+  if (holds_next) ptx::griddepcontrol_launch_dependents();
 }
 
 template <typename Side>
