@@ -81,10 +81,14 @@ start() {  # <name> <command>...
 }
 # Waits for all jobs. The first that fails ends the run with its exit code.
 finish_jobs() {
-  local pid code name
+  local pid code name tick
   while [ ${#jobs[@]} -gt 0 ]; do
-    code=0
-    wait -n -p pid "${!jobs[@]}" || code=$?
+    # bash runs the trap of a signal that comes just before it waits only when the wait ends, so a wait takes a second
+    # at most.
+    sleep 1 >/dev/null 2>&1 &
+    tick=$! code=0
+    wait -n -p pid "${!jobs[@]}" "$tick" || code=$?
+    if [ "$pid" = "$tick" ]; then continue; fi
     name=${jobs[$pid]}
     unset "jobs[$pid]"
     say "$name: $([ "$code" -eq 0 ] && echo passed || echo "failed, exit code $code")"
