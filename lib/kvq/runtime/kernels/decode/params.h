@@ -43,16 +43,16 @@ struct DecodeParams {
   /// decode_workspace_bytes() (variant.h), aligned to 256; may hold anything
   void* workspace = nullptr;
 
-  /// Prepares the queries while the stream's kernel before still runs, a write with WriteParams::holds_next, because
-  /// that writes neither queries, nor tables of sequences, nor the workspace.
+  /// The queries kernel does not wait for the stream's kernel before, but runs beside it. That kernel must be a write
+  /// with WriteParams::holds_next; it writes neither queries, nor tables of sequences, nor the workspace.
   bool inputs_final = false;
 
   /// T
   KVQ_HD int tokens() const { return q_indptr ? num_tokens : cache.batch; }
 };
 
-/// Whether kvq_append_run prepares queries beside its write (inputs_final). Of several sequences that is not faster,
-/// because blocks that have prepared queries then wait for the write where decode blocks would start.
+/// Whether kvq_append_run prepares queries beside its write (inputs_final). For several sequences that is slower
+/// (docs/measurements.md, "Few sequences").
 constexpr bool prepares_beside_write(int batch) { return batch == 1; }
 
 /// What run_decode() adds for the kernels.

@@ -19,13 +19,9 @@ inline constexpr DecodeRounds kDecodeRounds = {};
 /// decode_policy() chooses.
 struct DecodePolicy {
   int multiprocessor_blocks = 0;  ///< decode blocks that a multiprocessor holds at once
-  /// Of a thread of the decode kernel: so few that all these blocks fit. With three blocks, a block of the combine
-  /// kernel fits where one decode block has ended, with four where two have.
-  int registers = 0;
-  /// Of a thread of the queries and of the combine kernel: so few that their block fits beside all decode blocks but
-  /// one, or but two of four.
-  int rotate_registers = 0;
-  int ring_bytes = 0;                     ///< of all stages of a block, at most; formats with large stages differ
+  int registers = 0;              ///< of a thread of the decode kernel: so few that all these blocks fit
+  int rotate_registers = 0;       ///< of a thread of the queries and of the combine kernel (see displaced_blocks)
+  int ring_bytes = 0;             ///< of all stages of a block, at most; formats with large stages differ
   int least_stages = 2, most_stages = 4;  ///< of a consumer group
   int query_buffers = 0;                  ///< work tiles that a block holds the queries and partial results of
 
@@ -41,8 +37,9 @@ struct DecodePolicy {
   int loads_at_once = 4;
 
   int query_blocks = 1, combine_blocks = 2;  ///< of the other two kernels, for each multiprocessor
-  /// Decode blocks that a block of the queries kernel displaces, so that they start only when it has ended. Registers
-  /// for one more would be free, but not in one partition of the multiprocessor.
+  /// Decode blocks that do not fit beside a block of the queries kernel, so they start only when it has ended. In all
+  /// of a multiprocessor there are registers for one of them, but each of its four partitions has too few for a warp
+  /// more.
   int displaced_blocks = 2;
   int most_idle_divisor = 16;  ///< 1 / most_idle_divisor of the decode blocks, at most, stay idle for even splits
   /// Partial results of a row that a warp of the combine kernel loads at once. 17, which would be enough for almost all

@@ -178,7 +178,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     }
     const int checked_tile = first + check_warp * grid;
     const SequenceEntry entry = fetched_entry;
-    RingLook ring;  // used only later, because its loads wait for that of the slot
+    RingLook ring;  // looked at after the rotation, by when its loads have ended
     if (checks(n)) ring = load_ring(p.cache, sequence_of(p, pass_of(checked_tile)), entry.ring_slot);
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
@@ -209,7 +209,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         shared.passes[check_warp] = pass;
       }
     }
-    if (p.q_indptr || p.logit_softcap > 0.0f) __syncthreads();  // they read shared.passes
+    if (p.q_indptr || p.logit_softcap > 0.0f) __syncthreads();  // what follows reads shared.passes
     typename T::Operand* operands = static_cast<typename T::Operand*>(p.operands);
     // Where rows may differ, a warp that cuts no queries writes what they see.
     if (const int row = thread - (kRotateThreads - 32); p.q_indptr && row >= 0 && row < n * T::kHeads) {
