@@ -2,7 +2,9 @@
 
 #include <emulator/language.h>
 
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 /// Replaces lib/kvq/device/ptx.cuh: the effects of its instructions on an emulated device.
 namespace kvq::ptx {
@@ -49,7 +51,11 @@ void multiply(ProductLane<Sum>* const (&lanes)[32], ReadA read_a, ReadB read_b) 
       for (int column = 0; column < 8; ++column) sums[column] += a[row][channel] * b[channel][column];
     for (int column = 0; column < 8; ++column) {
       Sum& c = lanes[row % 8 * 4 + column / 2]->c[row / 8 * 2 + column % 2];
-      c = static_cast<Sum>(static_cast<Number>(c) + sums[column]);
+      const Number sum = static_cast<Number>(c) + sums[column];
+      c = static_cast<Sum>(sum);
+      // Tensor cores truncate: long sums of products of one sign come out too small.
+      if constexpr (std::is_same_v<Sum, float>)
+        if (std::fabs(static_cast<double>(c)) > std::fabs(sum)) c = std::nextafter(c, 0.0f);
     }
   }
 }
@@ -130,6 +136,7 @@ inline u32 movmatrix_trans(u32 x) {
 
 /// Flushes subnormal numbers to zero.
 inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
+inline float lg2(float x) { return std::log2(flushed(x)); }
 inline float ex2(float x) { return flushed(std::exp2(flushed(x))); }
 inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
