@@ -19,7 +19,7 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
-# One kind of kernel. ARGUMENTS are its template arguments, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @GROUP_WARPS@
+# One kind of kernel. ARGUMENTS are its template arguments, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @HEADS@
 # stand for those of a kernel.
 function(kvq_variant_kind kernels which kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
@@ -42,7 +42,6 @@ function(kvq_variant_kind kernels which kind out)
     if(heads)
       string(APPEND name _h${heads})
     endif()
-    math(EXPR group_warps "${heads} / 4")
     string(APPEND name _${activation})
     set(type __nv_bfloat16)
     if(activation STREQUAL "fp16")
@@ -51,7 +50,7 @@ function(kvq_variant_kind kernels which kind out)
     string(REPLACE "@K@" "${k_side}" arguments "${ARG_ARGUMENTS}")
     string(REPLACE "@V@" "${v_side}" arguments "${arguments}")
     string(REPLACE "@HEAD_DIM@" "${head_dim}" arguments "${arguments}")
-    string(REPLACE "@GROUP_WARPS@" "${group_warps}" arguments "${arguments}")
+    string(REPLACE "@HEADS@" "${heads}" arguments "${arguments}")
     string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
     set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
     file(
@@ -104,7 +103,7 @@ function(kvq_variants table which out warpgroup_out)
     FOLDER decode
     TYPE_NAME DecodeVariant
     MAKER decode_variant
-    ARGUMENTS "DecodeTraits<@K@, @V@, @GROUP_WARPS@, @TYPE@>"
+    ARGUMENTS "DecodeTraits<@K@, @V@, @HEADS@, @TYPE@>"
     FUNCTION decode_variants
   )
   kvq_variant_kind(

@@ -28,7 +28,7 @@ __device__ void put_number(std::byte* at, float x, bool bfloat) {
 
 /// Writes one token of one head and side, quantized or exact; all other bytes keep their values.
 __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, bool v_bfloat, std::byte* pages,
-                           CaseWindows windows, unsigned seed) {
+                           CaseWindows windows, int value_spread, unsigned seed) {
   const int position = static_cast<int>(blockIdx.x), b = static_cast<int>(blockIdx.y);
   const int head = static_cast<int>(blockIdx.z) / 2;
   const bool value = blockIdx.z % 2, bfloat = value ? v_bfloat : k_bfloat;
@@ -65,13 +65,18 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
   }
   for (int g = static_cast<int>(threadIdx.x); g < side.groups(); g += static_cast<int>(blockDim.x)) {
     const float levels = static_cast<float>((1 << side.bits) - 1);
-    const float scale = (0.3f + uniform(key + 2000 + g)) * 2.0f / levels, other = uniform(key + 3000 + g);
+    const int spread = value ? value_spread : 0;
+    const auto token_hash = static_cast<unsigned>(hash(key + 4000));
+    const float factor = ldexpf(1.0f, spread ? static_cast<int>(token_hash % (2 * spread + 1)) - spread : 0);
+    const bool constant = spread && token_hash / 1024 % 8 == 0;
+    const float scale = constant ? 0.0f : (0.3f + uniform(key + 2000 + g)) * 2.0f / levels * factor,
+                other = uniform(key + 3000 + g);
     put_group_number(tile + number_offset(side, token, g, 0), scale, side, bfloat);
     if (side.numbers == 2)
-      put_group_number(
-          tile + number_offset(side, token, g, 1),
-          side.integer_zero ? rintf(0.5f * levels + 6.0f * other - 3.0f) : -0.5f * levels * scale + 0.2f * other - 0.1f,
-          side, bfloat);
+      put_group_number(tile + number_offset(side, token, g, 1),
+                       side.integer_zero ? rintf(0.5f * levels + 6.0f * other - 3.0f)
+                                         : -0.5f * levels * scale + factor * (0.2f * other - 0.1f),
+                       side, bfloat);
   }
 }
 
@@ -300,7 +305,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
                     static_cast<unsigned>(2 * c.num_kv_heads));
     run_kernel("fill_token", fill_token, grid, 128, p, layout, variant.k_bfloat, variant.v_bfloat, pool, windows,
-               c.seed * 7919);
+               c.value_spread, c.seed * 7919);
   };
   fill();
   // Twice, because a call must not depend on the contents of the workspace.

@@ -34,6 +34,9 @@ struct DecodeCase {
   bool masks = false;                      ///< random token masks
   std::vector<int> first = {}, last = {};  ///< positions that queries may see: [first, last); empty: all
   float softcap = 0.0f;                    ///< DecodeParams::logit_softcap
+  /// Scales and minima of a token's values are multiplied by a power of two up to 2^value_spread and down to its
+  /// inverse; every eighth token has scales of 0.
+  int value_spread = 0;
   unsigned seed = 1;
 };
 

@@ -142,6 +142,40 @@ DecodeCase capped_scores(bool centers, float softcap) {
   };
 }
 
+/// Scales of values as far apart as their numbers allow.
+DecodeCase spread_values(const DecodeVariant& variant, int length, float sharpness) {
+  return {
+      .num_kv_heads = 2,
+      .heads = variant.max_heads,
+      .lengths = {length, 77, 0},
+      .sink_tokens = 8,
+      .recent_tokens = 40,
+      .sharpness = sharpness,
+      .value_spread = variant.v_bfloat ? 60 : 14,
+      .seed = 51,
+  };
+}
+
+/// Scores whose rounding error alone is more than a weight may differ by. Results mean nothing, but the call must end.
+void check_huge_scores(const DecodeVariant& variant, int length) {
+  for (const float sharpness : {1e7f, 1e10f, 1e20f, 1e37f})
+    for (const int exact : {0, 40}) {
+      CAPTURE(variant.name, sharpness, exact);
+      DecodeCase c = spread_values(variant, length, sharpness);
+      c.sink_tokens = c.recent_tokens = exact;
+      const DecodeOutcome outcome = run_decode_case(variant, c);
+      if (sharpness < 1e8f) CHECK(outcome.failure == "");
+    }
+}
+
+/// Variants of 8 and 16 rows that builds for tests have.
+std::vector<const DecodeVariant*> many_rows() {
+  std::vector<const DecodeVariant*> found;
+  for (const DecodeVariant* variant : decode_variants())
+    if (variant->max_heads >= 8 && !variant->k.exact()) found.push_back(variant);
+  return found;
+}
+
 const std::vector<int> kRagged = {1, 0, 17, 63, 64, 65, 300, 1021, 333, 2500};
 
 }  // namespace
@@ -215,6 +249,29 @@ TEST_CASE("Largest scores that rise from stage to stage", "[runtime][gpu][slow]"
   run_all({.num_kv_heads = 8, .heads = 0, .lengths = {40000, 3000}, .sharpness = sharpness, .seed = 17});
 }
 
+TEST_CASE("Scales of values that are far apart and zeros", "[runtime][gpu]") {
+  const float sharpness = GENERATE(1.0f, 20.0f);
+  for (const DecodeVariant* variant : decode_variants()) {
+    CAPTURE(variant->name);
+    check(*variant, spread_values(*variant, 3000, sharpness));
+  }
+}
+
+TEST_CASE("Scales of values that are far apart in many rows", "[runtime][gpu][emulated]") {
+  for (const DecodeVariant* variant : many_rows()) {
+    CAPTURE(variant->name);
+    check(*variant, spread_values(*variant, 500, 20.0f));
+  }
+}
+
+TEST_CASE("Scores beyond the precision of a float", "[runtime][gpu]") {
+  for (const DecodeVariant* variant : decode_variants()) check_huge_scores(*variant, 3000);
+}
+
+TEST_CASE("Scores beyond the precision of a float in many rows", "[runtime][gpu][emulated]") {
+  for (const DecodeVariant* variant : many_rows()) check_huge_scores(*variant, 300);
+}
+
 TEST_CASE("Long sequences are divided among blocks", "[runtime][gpu][slow]") {
   run_all({
       .num_kv_heads = 8,
@@ -244,6 +301,11 @@ TEST_CASE("The rest of a long queue is claimed, in captured calls too", "[runtim
 
 TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][emulated]") {
   check_long_queue(two_bits(), GENERATE(false, true), 2);
+}
+
+TEST_CASE("The rest of a long queue is claimed in many rows", "[runtime][gpu][emulated]") {
+  for (const DecodeVariant* variant : many_rows())
+    if (!variant->bf16) check_long_queue(*variant, false, variant->max_heads);
 }
 
 TEST_CASE("A very long queue has one round more", "[runtime][gpu][slow]") {

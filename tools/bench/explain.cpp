@@ -49,8 +49,7 @@ Section kernel_of(const DecodeKernelShape& k) {
   return {"kernel",
           {
               {"heads", "query heads of a KV head, with padding", k.heads},
-              {"consumer_groups", "consumer groups", k.consumer_groups},
-              {"group_warps", "warps of a consumer group", k.group_warps},
+              {"consumer_warps", "consumer warps of a block", k.consumer_warps},
               {"stages", "stages of a block", k.stages},
               {"stage_bytes", "bytes of a stage", k.stage_bytes},
               {"coded_tokens", "quantized tokens of a KV chunk", k.chunk.coded},

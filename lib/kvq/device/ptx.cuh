@@ -96,6 +96,13 @@ __device__ __forceinline__ float ex2(float x) {
   return y;
 }
 
+/// Base-2 logarithm; subnormal numbers count as zeros.
+__device__ __forceinline__ float lg2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// a b, all 64 bits.
 __device__ __forceinline__ std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 

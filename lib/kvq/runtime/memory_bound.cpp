@@ -9,7 +9,7 @@ namespace kvq {
 std::size_t most_decode_workspace_bytes(const DecodeVariant& variant, int multiprocessors, std::size_t work_tiles) {
   constexpr int kSharedBytes = 228 * 1024, kReservedBytes = 1024, kThreads = 2048, kBlocks = 32;
   const DecodeKernelShape& kernel = variant.shape;
-  const int least_threads = 32 * kernel.consumer_groups * kernel.group_warps;
+  const int least_threads = 32 * kernel.consumer_warps;
   const int each = std::min({kSharedBytes / (kernel.shared_bytes + kReservedBytes), kThreads / least_threads, kBlocks});
   const int blocks = each * multiprocessors;
   // The generic kernels cut no work tile but into whole splits.

@@ -287,7 +287,7 @@ auto attend_kernel(const CacheFormat& format) {
 /// What sizes the workspace; the other fields are of tuned kernels.
 DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
   DecodeKernelShape shape;
-  shape.consumer_groups = 1, shape.group_warps = kWarps;
+  shape.consumer_warps = kWarps;
   shape.shared_bytes = attend_shared_bytes(format);
   shape.operand_bytes = heads * (format.k.head_dim + 1) * 4;
   shape.partial_bytes = heads * (format.v.head_dim + 2) * 4;

@@ -1,37 +1,38 @@
 #pragma once
 
+#include <kvq/runtime/kernels/decode/four_rows.cuh>
+#include <kvq/runtime/kernels/decode/many_rows.cuh>
 #include <kvq/runtime/kernels/decode/producer.cuh>
 #include <kvq/runtime/kernels/decode/share.cuh>
-#include <kvq/runtime/kernels/decode/stages.cuh>
+
+#include <type_traits>
 
 /// Decode attention over paged low-bit keys and values, straight from tiles that are laid out as tensor-core fragments
-/// (formats/pages.md). Integer tensor cores multiply codes that were only masked; the float side is folded away:
+/// (formats/pages.md). Tensor cores multiply codes that were only masked; the float side is folded away:
 ///
 ///   key of token i, group j:    k_hat = s c + m       q . k_hat = sum_j s (q_j . c_j) + m sum(q_j)
 ///   value of token i, group j:  v_hat = s c + m       out = sum_i (p_i s) c + p_i m
 ///
-/// Symmetric groups store no minimum: m = -s (2^bits - 1) / 2, so the terms of m become a correction of the integer
-/// products by half the largest code (Query::sums, finish_share()).
+/// Symmetric groups store no minimum: m = -s (2^bits - 1) / 2, so the terms of m become a correction of the products
+/// by half the largest code (Operand::sums, finish()).
 ///
-/// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each row; hi and lo
-/// of four rows are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
-/// integer, relative to the largest weight of the stage for this head and group. Both integer products are exact.
-///
-/// Lane 4 g + t accumulates for head t, in columns 2 t (of hi) and 2 t + 1 (of lo):
-///
-///   keys: tokens g and g + 8 of a tile      values: channels g and g + 8 of a channel block (16 permuted channels)
+/// Up to four rows are multiplied as integers (four_rows.cuh), up to 8 or 16 as fp16 (many_rows.cuh).
 ///
 /// A call is three kernels, each of which may start before the previous one has ended: queries (queries.cuh), decode,
 /// and combine (combine.cuh). This one is warp-specialized. The producer warp (Producer) walks the block's splits of
-/// the chunk queue (schedule.cuh) and fills a ring of stages, for the consumer groups in turn. The warps of a consumer
-/// group read the same stage, for four query heads each. A consumer group waits for the barriers of its stage and of
-/// its queries. At the end of a work tile the last consumer warp adds up the shares of all groups and stores the
-/// partial result (share.cuh). The producer warp later signals the combine kernel (Producer::signal_partial()).
+/// the chunk queue (schedule.cuh) and fills a ring of stages, for the consumer warps in turn. A consumer warp waits for
+/// the barriers of its stage and of its queries, and attends with all rows. At the end of a work tile the consumer
+/// warps add up their shares and store the partial result (share.cuh). The producer warp later signals the combine
+/// kernel (Producer::signal_partial()).
 ///
 /// Results are bitwise reproducible on one device: lengths and grids alone decide where splits begin and which consumer
-/// group has which KV chunk, and shares and partial results are merged in a fixed order. Only which block claims a
+/// warp has which KV chunk, and shares and partial results are merged in a fixed order. Only which block claims a
 /// split varies.
 namespace kvq::decode {
+
+/// What a consumer warp does with its stages.
+template <typename T>
+using AttentionOf = std::conditional_t<T::kManyRows, ManyRows<T>, FourRows<T>>;
 
 /// Completes all work tiles as faulty, because the queue is too long.
 __device__ __noinline__ inline void refuse_all(unsigned long long* completions, int work_tiles) {
@@ -57,15 +58,12 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
 #pragma unroll 1
     for (int i = warp; i < T::kQueryBuffers; i += T::kConsumerWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.queries_full[i]), async_copy::kArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&shared.partials_stored[i]),
-                         32 * (T::kConsumerGroups == 1 ? T::kConsumerWarps : 1));
-      ptx::mbarrier_init(ptx::shared_address(&shared.shares_stored[i]), T::kConsumerThreads);
-      shared.warps_done[i] = 0;
+      ptx::mbarrier_init(ptx::shared_address(&shared.partials_stored[i]), T::kConsumerThreads);
     }
 #pragma unroll 1
     for (int i = warp; i < T::kStages; i += T::kConsumerWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), async_copy::kArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32 * T::kConsumerGroupWarps);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32);
     }
   }
   ptx::fence_mbarrier_init();
@@ -74,7 +72,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   if (single) {
     single_pass = chunks_of<T>(p, 0, check_pass(p, 0, entry).checked.tokens);
     chunks = ptx::mul_wide(static_cast<unsigned>(single_pass.count), static_cast<unsigned>(p.cache.num_kv_heads));
-    __syncthreads();  // publishes the barriers and warps_done
+    __syncthreads();  // publishes the barriers
   } else {
     count_chunks<T>(p, shared.queue);  // ends with __syncthreads()
     chunks = shared.queue.total(p);
@@ -95,17 +93,14 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     return;
   }
 
-  const int consumer_group = warp / T::kConsumerGroupWarps, group_warp = warp % T::kConsumerGroupWarps;
-  Query<T> query;
-  State<T> state;
-  int stage = consumer_group, next_buffer = 0;  // query buffer of the next work tile
-  // Phases of barriers: of the ring, of next_buffer, of this work tile's query buffer.
-  unsigned parity = 0, next_parity = 0, tile_parity = 0;
+  AttentionOf<T> attention;
+  int stage = warp, next_buffer = 0;     // query buffer of the next work tile
+  unsigned parity = 0, next_parity = 0;  // phases of barriers: of the ring, of next_buffer
   for (;;) {
     // An mbarrier carries one phase bit, and copies complete in any order. If the stage was last used by another
-    // consumer group, the copy for that group may not be complete yet. Then a wait for this pass over the ring would
-    // find the phase of two passes ago, which has the same bit, and fall through. So this consumer group first waits
-    // until that consumer group has released the stage.
+    // consumer warp, the copy for that warp may not be complete yet. Then a wait for this pass over the ring would find
+    // the phase of two passes ago, which has the same bit, and fall through. So this consumer warp first waits until
+    // that consumer warp has released the stage.
     if (!T::kOwned) ptx::mbarrier_wait(ptx::shared_address(&shared.empty[stage]), parity ^ 1);
     ptx::mbarrier_wait(ptx::shared_address(&shared.full[stage]), parity);
     const typename T::StageInfo info = shared.info[stage];
@@ -115,33 +110,27 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     // 2. A new work tile: its queries.
     if (info.flags & kStageFirst) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), next_parity);
-      tile_parity = next_parity;
       if (++next_buffer == T::kQueryBuffers) next_buffer = 0, next_parity ^= 1;
-      query.load(shared.operands[buffer], group_warp, lane);
-      state.reset();
+      attention.begin(shared.operands[buffer], lane);
     }
 
     // 3. A KV chunk, or none: an empty stage has flags only.
     if (!T::kExact && (info.flags & kStageCoded)) {
-      if constexpr (!T::kExact)
-        attend_coded<T>(p, shared.stages[stage], info, shared.operands[buffer], query, state, group_warp, lane);
+      if constexpr (!T::kExact) attention.attend_coded(p, shared.stages[stage], info, shared.operands[buffer], lane);
     } else if (info.flags & kStageExact) {
-      attend_exact<T>(p, shared.stages[stage], info, shared.operands[buffer], query, state, group_warp, lane);
+      attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], lane);
     } else if (info.flags & kStageFaulty) {
-      state.sum = kNaN;
+      attention.poison();
     }
 
     // 4. The end of the work tile, or of the split.
     if (info.flags & kStageLast) {
-      finish_share<T>(state);
-      if constexpr (T::kConsumerGroups == 1)
-        store_partial<T>(p, shared, buffer, stage, group_warp, lane, state);
-      else
-        store_share<T>(p, shared, buffer, stage, consumer_group, group_warp, lane, state, tile_parity);
+      attention.finish();
+      store_share<T>(p, shared, buffer, stage, warp, lane, attention);
     } else {
       ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
     }
-    stage += T::kConsumerGroups;
+    stage += T::kConsumerWarps;
     if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;
   }
 }

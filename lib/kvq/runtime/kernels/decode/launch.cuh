@@ -20,8 +20,7 @@ constexpr DecodeKernelShape decode_kernel_shape() {
   return {
       .policy = T::kPolicy,
       .heads = T::kHeads,
-      .consumer_groups = T::kConsumerGroups,
-      .group_warps = T::kConsumerGroupWarps,
+      .consumer_warps = T::kConsumerWarps,
       .stages = T::kStages,
       .stage_bytes = T::kStageBytes,
       .chunk = {T::kStageTokens, T::kExactTokens},

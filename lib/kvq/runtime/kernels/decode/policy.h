@@ -22,11 +22,10 @@ struct DecodePolicy {
   int registers = 0;              ///< of a thread of the decode kernel: so few that all these blocks fit
   int rotate_registers = 0;       ///< of a thread of the queries and of the combine kernel (see displaced_blocks)
   int ring_bytes = 0;             ///< of all stages of a block, at most; formats with large stages differ
-  int least_stages = 2, most_stages = 4;  ///< of a consumer group
+  int least_stages = 2, most_stages = 4;  ///< of a consumer warp
   int query_buffers = 0;                  ///< work tiles that a block holds the queries and partial results of
 
-  /// Of formats with large stages: stages if there are four consumer groups, and query buffers.
-  int large_stages = 7, large_query_buffers = 3;
+  int large_stages = 7, large_query_buffers = 3;  ///< of formats with large stages
 
   /// Loads of keys and values need not wait for the queries kernel. But if all of them were issued first, the loads of
   /// the queries would queue behind them, which costs more than it gains for short splits. So the block's first load
@@ -49,17 +48,14 @@ struct DecodePolicy {
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
-constexpr DecodePolicy hopper_decode_policy(int head_dim, bool bound_by_instructions) {
+constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows) {
   DecodePolicy policy;
-  if (head_dim <= 128 && bound_by_instructions) {
-    // A fourth block hides latencies of instructions. It has fewer buffers, because memory is not what limits it.
-    policy.multiprocessor_blocks = 4, policy.registers = 96, policy.rotate_registers = 104;
-    policy.ring_bytes = 55296, policy.most_stages = 3;
-    policy.query_buffers = 2, policy.combine_batch = 9;
-  } else if (head_dim <= 128) {
+  if (head_dim <= 128) {
     policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
     policy.ring_bytes = 55296;  // formats with large stages: 7 x 9216 at most
     policy.query_buffers = 4, policy.combine_batch = 9;
+    if (rows > 4) policy.registers = 128, policy.query_buffers = 2;  // queries of many rows take more shared memory
+    if (rows == 16) policy.multiprocessor_blocks = 2, policy.registers = 168;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
     policy.ring_bytes = 65536;
@@ -68,10 +64,7 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, bool bound_by_instruct
   return policy;
 }
 
-/// @param bound_by_instructions  16 rows read coded stages of few bytes, so that instructions limit the kernel. (With
-///                               eight rows, four blocks gained 1% for many sequences and lost 6% for one.)
-constexpr DecodePolicy decode_policy(int head_dim, bool bound_by_instructions) {
-  return hopper_decode_policy(head_dim, bound_by_instructions);
-}
+/// @param rows  of a work tile: 4, 8 or 16
+constexpr DecodePolicy decode_policy(int head_dim, int rows) { return hopper_decode_policy(head_dim, rows); }
 
 }  // namespace kvq

@@ -259,17 +259,17 @@ struct Producer {
               PartialId{work_tile.pass * p.cache.num_kv_heads + work_tile.head, split, from == 0, to == n};
         __syncwarp();  // any lane may arm a stage that refers to this entry of `partial_ids`
         if (!first) load_queries(work_tile);
-        // A work tile takes a multiple of kConsumerGroups stages, so that each consumer group has a first and a last
-        // one, and KV chunk i of a split's part of the work tile always goes to the same group. Stages beyond the
+        // A work tile takes a multiple of kConsumerWarps stages, so that each consumer warp has a first and a last
+        // one, and KV chunk i of a split's part of the work tile always goes to the same warp. Stages beyond the
         // chunks are empty.
         const int label = buffer << kStageBufferShift,
-                  padded = (to - from + T::kConsumerGroups - 1) / T::kConsumerGroups * T::kConsumerGroups;
+                  padded = (to - from + T::kConsumerWarps - 1) / T::kConsumerWarps * T::kConsumerWarps;
         for (int base = 0, count; base < padded; base += count) {
           const int most = first ? min(T::kStages, max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor)) : 32;
           count = min(most, padded - base);
           const int i = base + lane;
           const int flags =
-              label | (i < T::kConsumerGroups ? kStageFirst : 0) | (i >= padded - T::kConsumerGroups ? kStageLast : 0);
+              label | (i < T::kConsumerWarps ? kStageFirst : 0) | (i >= padded - T::kConsumerWarps ? kStageLast : 0);
           load(describe(work_tile, from + i, flags, from + i < to), count);
           if (first) {
             ptx::griddepcontrol_wait();
@@ -282,7 +282,7 @@ struct Producer {
         if (work_tile.first_chunk + n >= end) break;
       }
     }
-    load(ChunkSource{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kConsumerGroups);
+    load(ChunkSource{{kStageEnd, 0, 0, 0}, {}, 0, false}, T::kConsumerWarps);
     // Signals the last partial results, as if further work tiles used the query buffers. `work_tiles` grows on, too, so
     // that signal_partial() skips a buffer that had no work tile.
     for (int i = 0; i < T::kQueryBuffers; ++i) signal_partial(), next_buffer();

@@ -14,28 +14,34 @@ namespace kvq::decode {
 constexpr float kLargestQuery = 127 * 256;
 
 /// Cuts four rotated query rows into 16-bit integers, high and low bytes. All lanes of one warp call it.
+/// @param rows  of the work tile
+/// @param four  which four of them
 template <typename T>
-__device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads, float softmax_scale, int group_warp,
-                                            int lane, typename T::Operand& to) {
+__device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* rows, float softmax_scale, int four, int lane,
+                                            typename T::Operand& to) {
   using Side = typename T::KSide;
   if constexpr (T::kExact) {
-    if (lane < 4)
-      to.score_scale[4 * group_warp + lane] = softmax_scale * kLog2e,
-                                      to.exact_score_ratio[4 * group_warp + lane] = 1.0f;
+    if (lane < 4) {
+      const int row = T::row_of(four, lane);
+      to.score_scale[row] = softmax_scale * kLog2e, to.exact_score_ratio[row] = 1.0f;
+    }
   } else {
     static_assert(Side::kGroup * kLargestQuery * Side::kLevels * (1 << Side::kBits) < 0x1p31f,
-                  "integer products of a group (stages.cuh)");
+                  "integer products of a group (four_rows.cuh)");
     constexpr int kSteps = T::kSteps;
     const int g = lane >> 2, t = lane & 3;
-    const float* row = heads[g >> 1];
-    const auto four = [&](int j, int w) { return *reinterpret_cast<const float4*>(row + 32 * j + 8 * t + 4 * w); };
+    const int row = T::row_of(four, g >> 1);
+    const float* channels = rows[row];
+    const auto values_of = [&](int j, int w) {
+      return *reinterpret_cast<const float4*>(channels + 32 * j + 8 * t + 4 * w);
+    };
     // Magnitudes as integers, in which infinity and NaN are the largest.
     unsigned most = __float_as_uint(1e-20f);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
-        const float4 x = four(j, w);
+        const float4 x = values_of(j, w);
         for (const float y : {x.x, x.y, x.z, x.w}) most = max(most, __float_as_uint(fabsf(y)));
       }
     most = max(most, __shfl_xor_sync(kAll, most, 1));
@@ -48,7 +54,7 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
 #pragma unroll
         for (int w = 0; w < 2; ++w) {
           unsigned packed = 0;
-          const float4 x = four(j, w);
+          const float4 x = values_of(j, w);
           const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -57,20 +63,19 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* heads,
             sum[group] += q;
             packed |= static_cast<unsigned>((g & 1 ? low : high) & 255) << (8 * i);
           }
-          to.fragments[group_warp][j][w][lane] = packed;
+          to.fragments[j][four / 2][lane][four % 2 * 2 + w] = packed;
         }
-    const bool writes = t == 0 && g % 2 == 0;  // the eight lanes of a head hold the same sums
-    const int head = 4 * group_warp + (g >> 1);
+    const bool writes = t == 0 && g % 2 == 0;  // the eight lanes of a row hold the same sums
 #pragma unroll
     for (int j = 0; j < Side::kGroups; ++j) {
       sum[j] += __shfl_xor_sync(kAll, sum[j], 1);
       sum[j] += __shfl_xor_sync(kAll, sum[j], 2);
-      const float factor = static_cast<float>(1 << Side::kBits) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
-      if (writes) to.sums[j][head] = static_cast<float>(sum[j]) * factor;
+      const float factor = static_cast<float>(T::kProductUnit) * (Side::kAffine ? 1.0f : 0.5f * Side::kLevels);
+      if (writes) to.sums[j][row] = static_cast<float>(sum[j]) * factor;
     }
-    float score_scale = largest * (1.0f / kLargestQuery / (1 << Side::kBits)) * softmax_scale * kLog2e;
+    float score_scale = largest * (1.0f / kLargestQuery / T::kProductUnit) * softmax_scale * kLog2e;
     if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
-    if (writes) to.score_scale[head] = score_scale, to.exact_score_ratio[head] = softmax_scale * kLog2e / score_scale;
+    if (writes) to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
   }
 }
 
@@ -129,7 +134,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   Activation fetched[kTurns][kDim / 32];
   // The first warps cut queries. Each warp behind them checks what the tables say of the sequence of one work tile,
   // which is first + check_warp * grid.
-  constexpr int kCutters = kTilesAtOnce * T::kConsumerGroupWarps;
+  constexpr int kCutters = kTilesAtOnce * T::kFours;
   static_assert(kCutters + kTilesAtOnce <= kRotateWarps);
   const int check_warp = warp - kCutters;
   const auto checks = [&](int n) { return check_warp >= 0 && check_warp < n; };
@@ -229,22 +234,26 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
       }
     }
-    if (warp < n * T::kConsumerGroupWarps)
-      cut_queries<T>(rows + 4 * warp, p.softmax_scale, warp % T::kConsumerGroupWarps, lane,
-                     operands[first + warp / T::kConsumerGroupWarps * grid]);
+    if (warp < n * T::kFours)
+      cut_queries<T>(rows + warp / T::kFours * T::kHeads, p.softmax_scale, warp % T::kFours, lane,
+                     operands[first + warp / T::kFours * grid]);
     // Pairs of words: the high parts of two channels, their low parts.
-    constexpr int kPairs = T::kConsumerGroupWarps * T::kChannelBlocks * 32;
-    for (int i = thread - 32 * kCutters; i >= 0 && i < n * kPairs; i += kRotateThreads - 32 * kCutters) {
-      // Columns of the operand: lane l = 8 h + t has column 2 h, the high parts of head h of four; lane l + 4 has
-      // column 2 h + 1, the low parts.
-      const int l = i % 16 / 4 * 8 + i % 4, eight = i / 16 % 2, block = i / 32 % T::kChannelBlocks,
-                m = i / 32 / T::kChannelBlocks;
-      const float2 x = *reinterpret_cast<const float2*>(&rows[4 * m + (l >> 3)][16 * block + 8 * eight + 2 * (l & 3)]);
+    constexpr int kRowPairs = T::kChannelBlocks * 8;
+    for (int i = thread - 32 * kCutters; i >= 0 && i < n * T::kHeads * kRowPairs; i += kRotateThreads - 32 * kCutters) {
+      const int row = i / 4 % T::kHeads, eight = i / 4 / T::kHeads % 2, block = i / 8 / T::kHeads % T::kChannelBlocks,
+                tile = i / T::kHeads / kRowPairs, t = i % 4;
+      const float2 x = *reinterpret_cast<const float2*>(&rows[tile * T::kHeads + row][16 * block + 8 * eight + 2 * t]);
       unsigned high, low;
       split_bf16(x.x, x.y, high, low);
-      unsigned* to =
-          operands[first + m / T::kConsumerGroupWarps * grid].bf16_parts[m % T::kConsumerGroupWarps][block][eight];
-      to[l] = high, to[l + 4] = low;
+      auto& to = operands[first + tile * grid].bf16_parts[block];
+      if constexpr (T::kManyRows) {
+        const int word = row / 8 * 2 + eight, l = row % 8 * 4 + t;
+        to[0][l][word] = high, to[1][l][word] = low;
+      } else {
+        // Lane l = 8 h + t has column 2 h, the high parts of row h; lane l + 4 has column 2 h + 1, the low parts.
+        const int l = row * 8 + t;
+        to[0][l][eight] = high, to[0][l + 4][eight] = low;
+      }
     }
     __syncthreads();
     if (poisoned && lane < T::kHeads) operands[checked_tile].score_scale[lane] = kNaN;

@@ -12,7 +12,7 @@ namespace kvq::decode {
 constexpr int kRotateThreads = 256;  ///< of a block of the queries or of the combine kernel
 constexpr int kRotateWarps = kRotateThreads / 32;
 template <int kDim>
-constexpr int kRotateRegisters = decode_policy(kDim, false).rotate_registers;
+constexpr int kRotateRegisters = decode_policy(kDim, 4).rotate_registers;
 
 /// Rows in shared memory, padded so that reading the eight rows of a fragment has no bank conflicts.
 template <int kDim>

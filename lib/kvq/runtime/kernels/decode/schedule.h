@@ -238,8 +238,8 @@ struct CombineSchedule {
 /// Sizes of one variant's kernels (DecodeTraits), for the host.
 struct DecodeKernelShape {
   DecodePolicy policy = {};
-  int heads = 0;  ///< rows of a work tile, padding included: query heads of a KV head, or multiples of them
-  int consumer_groups = 0, group_warps = 0;
+  int heads = 0;           ///< rows of a work tile, padding included: query heads of a KV head, or multiples of them
+  int consumer_warps = 0;  ///< of a block
   int stages = 0, stage_bytes = 0;  ///< of a block; of a stage
   decode::ChunkTokens chunk = {};
   int query_buffers = 0;

@@ -3,13 +3,15 @@
 #include <kvq/runtime/kernels/common/side_traits.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 
+#include <cuda_fp16.h>
+
 #include <algorithm>
+#include <type_traits>
 
 namespace kvq {
 
-/// @tparam kConsumerGroupWarpsArg  1, 2 or 4 warps of a consumer group, which read the same stage, for four query heads
-///                                 each
-template <typename KSideArg, typename VSideArg, int kConsumerGroupWarpsArg, typename ActivationArg>
+/// @tparam kRowsArg  4, 8 or 16 rows of a work tile: queries that attend to the same keys and values
+template <typename KSideArg, typename VSideArg, int kRowsArg, typename ActivationArg>
 struct DecodeTraits {
   using KSide = KSideArg;
   using VSide = VSideArg;
@@ -20,10 +22,11 @@ struct DecodeTraits {
 
   static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
-  static constexpr int kConsumerGroupWarps = kConsumerGroupWarpsArg,
-                       kConsumerGroups = kConsumerWarps / kConsumerGroupWarps;
-  static constexpr int kHeads = 4 * kConsumerGroupWarps;  ///< rows of a work tile; the last ones may be padding
-  static constexpr int kChannelBlocks = kHeadDim / 16;    ///< of 16 channels, the rows of a product
+  static constexpr int kHeads = kRowsArg;                      ///< rows of a work tile; the last ones may be padding
+  static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
+  static constexpr bool kManyRows = kHeads > 4;         ///< many_rows.cuh, else four_rows.cuh
+  static constexpr int kRowBlocks = (kHeads + 7) / 8;   ///< of eight rows, the columns of a product
+  static constexpr int kChannelBlocks = kHeadDim / 16;  ///< of 16 channels, the rows of a product
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
   /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
@@ -40,41 +43,58 @@ struct DecodeTraits {
   // A stage holds eight exact tokens, 4 KB at head_dim 128, or as many coded tokens as take about the same bytes: 64,
   // four tiles, if they exceed an exact stage by 1/4 at most (two bits in groups of 64: 5120 bytes), else 32. At
   // head_dim 128 four tiles may take kMostLargeBytes (four bits in groups of 64), so that a warp attends to 64 tokens
-  // of four bits at once, too, with fewer instructions for each. Above head_dim 128 the codes of four tiles of two bits
-  // alone take as much as an exact stage, so a stage has two tiles. (128 tokens of two bits at once were slower,
-  // because the last of them arrive late.)
+  // of four bits at once, too, with fewer instructions for each (many rows are attended to 32 tokens at a time anyway).
+  // Above head_dim 128 the codes of four tiles of two bits alone take as much as an exact stage, so a stage has two
+  // tiles. (128 tokens of two bits at once were slower, because the last of them arrive late.)
   static constexpr int kTileBytes = KSide::side().bytes() + VSide::side().bytes();
   static constexpr int kExactTokens = 8, kExactBytes = kExactTokens * kHeadDim * 2;  ///< of one side
   static constexpr int kMostLargeBytes = 9216;
   static constexpr bool kFourTilesFit = 4 * kTileBytes <= 2 * kExactBytes * (kHeadDim <= 128 ? 5 : 4) / 4;
-  static constexpr bool kLargeStage = !kExact && !kFourTilesFit && kHeadDim == 128 && 4 * kTileBytes <= kMostLargeBytes;
+  static constexpr bool kLargeStage =
+      !kExact && !kManyRows && !kFourTilesFit && kHeadDim == 128 && 4 * kTileBytes <= kMostLargeBytes;
   static constexpr int kStageTiles = kFourTilesFit || kLargeStage ? 4 : 2;
   static constexpr int kStageTokens = kExact ? kExactTokens : kStageTiles * kTileTokens;
   static constexpr int kValuesAt =
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, !kExact && !kLargeStage && kConsumerGroupWarps == 4);
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads);
   static constexpr int kRegisters = kPolicy.registers;
-  static_assert(kPolicy.multiprocessor_blocks * kBlockThreads * kRegisters <= 65536, "registers of a multiprocessor");
-  static constexpr int kStagesPerGroup =
-      std::clamp(kPolicy.ring_bytes / (kConsumerGroups * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
-  /// Consumer groups take stages in turn: load n goes to stage n mod kStages and to group n mod kConsumerGroups.
-  static constexpr int kStages =
-      kLargeStage && kConsumerGroups == 4 ? kPolicy.large_stages : kConsumerGroups * kStagesPerGroup;
-  static constexpr bool kOwned = kStages % kConsumerGroups == 0;  ///< a stage is always used by the same group
+  /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
+  static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
+  static_assert(kPartitionWarps * 32 * kRegisters <= 16384, "registers of a partition");
+  static constexpr int kStagesPerWarp =
+      std::clamp(kPolicy.ring_bytes / (kConsumerWarps * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
+  /// Consumer warps take stages in turn: load n goes to stage n mod kStages and to consumer warp n mod kConsumerWarps.
+  static constexpr int kStages = kLargeStage ? kPolicy.large_stages : kConsumerWarps * kStagesPerWarp;
+  static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
   static constexpr int kQueryBuffers = kLargeStage ? kPolicy.large_query_buffers : kPolicy.query_buffers;
 
-  /// Queries of a work tile as operands of the tensor cores (queries.cuh): four heads a consumer warp.
+  /// Queries of a work tile as operands of the tensor cores (queries.cuh).
   static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
+  /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
+  static constexpr int kFours = kHeads / 4;
+  /// Number of a row in the work tile: row `i` of the four with number `four`. Of many rows, a lane has rows 2 t and
+  /// 2 t + 1 of each row block, from neighboring fours (many_rows.cuh).
+  static __host__ __device__ constexpr int row_of(int four, int i) {
+    return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : i;
+  }
+  /// What an integer product of queries and keys counts. Four rows: products times 2^bits.
+  static constexpr int kProductUnit = kManyRows || kExact ? 1 : 1 << KSide::kBits;
+  /// Many rows: fp16 numbers whose sum is a weight. One is precise enough, except if results are fp16.
+  static constexpr int kWeightParts = kManyRows && std::is_same_v<Activation, __half> ? 2 : 1;
   struct alignas(16) Operand {
-    unsigned fragments[kConsumerGroupWarps][kSteps][2][32];  ///< of 16-bit integers, for coded keys
-    /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh).
-    unsigned bf16_parts[kConsumerGroupWarps][kChannelBlocks][2][32];
-    float score_scale[kHeads], exact_score_ratio[kHeads];  ///< score scales, as in Query (stages.cuh)
-    float sums[KSide::kGroups][kHeads];                    ///< as in Query
+    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four.
+    unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
+    /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
+    /// columns of one product.
+    unsigned bf16_parts[kChannelBlocks][kManyRows ? 2 : 1][32][2 * kRowBlocks];
+    float score_scale[kHeads];        ///< base-2 score of a product of 1 with coded keys, never 0
+    float exact_score_ratio[kHeads];  ///< score of a product of 1 with exact keys, in multiples of `score_scale`
+    /// Of q over the group, as products with coded keys count; symmetric: times half the largest code.
+    float sums[KSide::kGroups][kHeads];
     // Read only where rows see different tokens, or where scores are capped.
     int row_begin[kHeads];  ///< of each row: RowSight
     std::uint32_t row_mask[kHeads];
@@ -97,23 +117,17 @@ struct DecodeTraits {
   struct DecodeShared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
-    float2 states[kQueryBuffers][kConsumerWarps][4];  ///< softmax state of each warp's heads in its group's share
+    float2 states[kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share
     StageInfo info[kStages];
     alignas(8) unsigned long long full[kStages], empty[kStages];
     unsigned long long queries_full[kQueryBuffers];     ///< query barriers: the work tile's queries are in `operands`
     unsigned long long partials_stored[kQueryBuffers];  ///< partial barriers: the partial result is stored
-    /// share barriers: all consumer warps have stored their heads of their group's share in shared memory
-    unsigned long long shares_stored[kQueryBuffers];
-    decode::PartialId partial_ids[kQueryBuffers];      ///< which work tile and split
-    int share_stages[kQueryBuffers][kConsumerGroups];  ///< stage that holds each group's share of the work tile
-    int warps_done[kQueryBuffers];  ///< consumer warps that have stored their heads of a share; the last one merges
+    decode::PartialId partial_ids[kQueryBuffers];       ///< which work tile and split
     decode::ChunkQueue<kConsumerThreads> queue;
   };
-  static_assert(kConsumerGroups == 1 || kConsumerGroupWarps * 4 * kHeadDim * 4 <= kStageBytes,
-                "a stage holds its group's share");
 };
 
-/// Flags of a stage. Each consumer group's first and last stage of a work tile are marked; kStageEnd tells a group to
+/// Flags of a stage. Each consumer warp's first and last stage of a work tile are marked; kStageEnd tells a warp to
 /// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN. Of a ragged stage,
 /// rows see different tokens.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,

@@ -1,0 +1,381 @@
+#pragma once
+
+#include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/stages.cuh>
+
+/// How a consumer warp attends with up to four rows, by integer tensor cores:
+///
+/// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each row; hi and lo
+/// of four rows are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
+/// integer, relative to the largest weight of the stage for this row and group. Both integer products are exact.
+///
+/// Lane 4 g + t accumulates for row t, in columns 2 t (of hi) and 2 t + 1 (of lo):
+///
+///   keys: tokens g and g + 8 of a tile      values: channels g and g + 8 of a channel block (16 permuted channels)
+namespace kvq::decode {
+
+// ---- 1. One warp's online softmax: lane 4 g + t holds row t ------------------------------------------------------
+
+template <typename T>
+struct FourRowsState {
+  float out[T::kChannelBlocks][2];  ///< of each channel block, channels g and g + 8
+  float reference;                  ///< of the exponentials, in base 2: the largest score may be kSlack above
+  float sum;                        ///< this lane's tokens only
+  /// What the products with codes leave out. Affine: sum of p m; symmetric: sum of p s. This lane's tokens only.
+  float offsets[T::VSide::kGroups];
+
+  __device__ __forceinline__ void reset() {
+    for (auto& block : out) block[0] = block[1] = 0.0f;
+    for (float& offset : offsets) offset = 0.0f;
+    reference = kMinusInf;
+    sum = 0.0f;
+  }
+
+  /// How far, in base 2, scores may rise above the reference before the reference follows them. Floats lose no
+  /// precision by that, and lanes need not agree on each stage's largest score. A larger slack would be right, too, as
+  /// long as sums of 2^kSlack stay far below the largest float.
+  static constexpr float kSlack = 8.0f;
+
+  /// Moves the reference to a stage's largest score and rescales the sums, if a lane's score exceeds it by kSlack.
+  /// @param stage_max    this lane's largest score, not yet multiplied by `score_scale`
+  /// @param score_scale  turns `stage_max` into a base-2 score: Query::score_scale
+  /// @return             the reference, to be subtracted from base-2 scores; 0 as long as there is no score
+  __device__ __forceinline__ float rescale(float stage_max, float score_scale) {
+    if (__any_sync(kAll, fmaf(stage_max, score_scale, -reference) > kSlack)) {  // false where both are infinite
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 4));
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 8));
+      stage_max = fmaxf(stage_max, __shfl_xor_sync(kAll, stage_max, 16));
+      const float larger = fmaxf(reference, stage_max * score_scale);
+      const float factor = larger > reference ? ptx::ex2(reference - larger) : 1.0f;
+      for (auto& block : out) block[0] *= factor, block[1] *= factor;
+      for (float& offset : offsets) offset *= factor;
+      sum *= factor;
+      reference = larger;
+    }
+    return reference == kMinusInf ? 0.0f : reference;
+  }
+};
+
+/// Sends each lane's two words, the high and the low parts of its head's weights, to the lanes that need them as
+/// columns of the second operand: column 2 t is the high part of head t, 2 t + 1 the low part. Lane 4 g + t gets column
+/// g of the words of lanes with g = 2 t (`even`) and g = 2 t + 1 (`odd`).
+__device__ __forceinline__ void exchange(unsigned high, unsigned low, int lane, unsigned& even, unsigned& odd) {
+  const int g = lane >> 2, t = lane & 3;
+  // Lanes with even g send the word for even columns first, lanes with odd g the word for odd columns, so that two
+  // shuffles are enough.
+  const unsigned first = g & 1 ? low : high, second = g & 1 ? high : low;
+  const int head_lane = g >> 1, source = 2 * t;
+  const unsigned a = __shfl_sync(kAll, first, (source + (g & 1)) * 4 + head_lane);
+  const unsigned b = __shfl_sync(kAll, second, (source + 1 - (g & 1)) * 4 + head_lane);
+  even = g & 1 ? b : a;
+  odd = g & 1 ? a : b;
+}
+
+// ---- 2. Coded stages ---------------------------------------------------------------------------------------------
+
+/// Codes of one slice of a word, times 1 (even slices) or 2^bits (odd ones).
+template <typename Side>
+__device__ __forceinline__ unsigned slice_of(unsigned word, int slice) {
+  if (slice >= 2) word >>= 2 * Side::kBits;
+  return word & (static_cast<unsigned>(Side::kMask) << (slice % 2 * Side::kBits));
+}
+
+/// The queries of four rows: 16-bit integers as high and low bytes, and the factors that turn
+/// integer products into scores.
+template <typename T>
+struct FourRowsQuery {
+  using Side = typename T::KSide;
+  unsigned fragment[T::kSteps][2];
+  float score_scale;          ///< score scale: base-2 score of an integer product of 1, never 0
+  float exact_score_ratio;    ///< score of a bfloat16 product of 1, in multiples of `score_scale`
+  float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the largest code
+
+  __device__ __forceinline__ void load(const typename T::Operand& operand, int lane) {
+    const int row = lane & 3;
+    score_scale = operand.score_scale[row], exact_score_ratio = operand.exact_score_ratio[row];
+    if constexpr (!T::kExact) {
+#pragma unroll
+      for (int j = 0; j < T::kSteps; ++j)
+        fragment[j][0] = operand.fragments[j][0][lane][0], fragment[j][1] = operand.fragments[j][0][lane][1];
+#pragma unroll
+      for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][row];
+    }
+  }
+};
+
+/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`.
+template <typename T>
+__device__ __forceinline__ void four_rows_scores(const unsigned char* tile, const FourRowsQuery<T>& query, int lane,
+                                                 float& score0, float& score1) {
+  using Side = typename T::KSide;
+  unsigned words[2 * Side::kWords];
+  load_words<Side>(tile, lane, words);
+  float scores[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    int sums[2][4] = {};
+    bool used[2] = {false, false};
+#pragma unroll
+    for (int j = group * Side::kStepsInGroup; j < (group + 1) * Side::kStepsInGroup; ++j) {
+      const Step<Side> step(j);
+      const bool halves_differ = step.slice0 != step.slice1;
+      const unsigned a0 = slice_of<Side>(words[step.word0], step.slice0),
+                     a1 = slice_of<Side>(words[Side::kWords + step.word0], step.slice0);
+      unsigned a2 = slice_of<Side>(words[step.word1], step.slice1),
+               a3 = slice_of<Side>(words[Side::kWords + step.word1], step.slice1);
+      if (halves_differ) a2 >>= Side::kBits, a3 >>= Side::kBits;
+      const int kind = halves_differ ? 0 : step.slice0 % 2;  // codes, or codes times 2^bits
+      used[kind] = true;
+      ptx::mma_m16n8k32_u8s8(sums[kind], a0, a1, a2, a3, query.fragment[j][0], query.fragment[j][1]);
+    }
+    const GroupParams<Side> params(tile, group, lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int product = 0;
+      if (used[0]) product += (sums[0][2 * i] * 256 + sums[0][2 * i + 1]) << Side::kBits;
+      if (used[1]) product += sums[1][2 * i] * 256 + sums[1][2 * i + 1];
+      if constexpr (Side::kAffine)
+        scores[i] =
+            fmaf(params.scale[i], static_cast<float>(product), fmaf(params.minimum[i], query.sums[group], scores[i]));
+      else
+        scores[i] = fmaf(params.scale[i], static_cast<float>(product) - query.sums[group], scores[i]);
+    }
+  }
+  score0 = scores[0], score1 = scores[1];
+}
+
+/// Attends to one stage of coded tokens.
+template <typename T>
+__device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
+                                                const typename T::StageInfo& info, const typename T::Operand& operand,
+                                                const FourRowsQuery<T>& query, FourRowsState<T>& state, int lane) {
+  const int first = info.first, begin = info.begin, end = info.end;
+  using Side = typename T::VSide;
+  constexpr int kTiles = T::kStageTiles;
+  constexpr float kLargest = 65534.0f;  // largest 16-bit integer, less 1 for the error of the reciprocal below
+  const int g = lane >> 2;
+  const unsigned char* values = stage + T::kValuesAt;
+
+  float scores[2 * kTiles];
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u)
+    four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  const int row = lane & 3;
+  if (p.logit_softcap > 0.0f) {
+#pragma unroll
+    for (float& score : scores) score = capped_score(p, score, query.score_scale, operand.center_scores[row]);
+    ptx::keep_branch();
+  }
+  unsigned hidden = 0;  // bit j: token 8 j + g
+  if (first < begin || first + T::kStageTokens > end) {
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
+    ptx::keep_branch();  // rarely taken
+  }
+  if (info.flags & kStageRagged) {
+    const RowSight sight = operand.sight(row);
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (!sight.sees(first + 8 * j + g)) hidden |= 1u << j, scores[j] = kMinusInf;
+    ptx::keep_branch();
+  }
+  float stage_max = scores[0];
+#pragma unroll
+  for (int j = 1; j < 2 * kTiles; ++j) stage_max = fmaxf(stage_max, scores[j]);
+  const float reference = state.rescale(stage_max, query.score_scale);
+#pragma unroll
+  for (int j = 0; j < 2 * kTiles; ++j) {
+    scores[j] = ptx::ex2(fmaf(scores[j], query.score_scale, -reference));
+    state.sum += scores[j];
+  }
+
+  unsigned words[kTiles][2 * Side::kWords];
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) {
+      const GroupParams<Side> params(values + u * Side::side().bytes(), group, g);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        weights[2 * u + i] = params.scale[i] * scores[2 * u + i], minima[2 * u + i] = params.minimum[i];
+    }
+    if (__any_sync(kAll, hidden)) {  // scales and minima beyond the sequence are undefined, NaN included
+#pragma unroll
+      for (int j = 0; j < 2 * kTiles; ++j)
+        if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
+      ptx::keep_branch();
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j) {
+      state.offsets[group] =
+          Side::kAffine ? fmaf(scores[j], minima[j], state.offsets[group]) : state.offsets[group] + weights[j];
+      largest = fmaxf(largest, weights[j]);
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
+    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
+    largest = fmaxf(largest, 1e-30f);
+    const float inverse = __fdividef(kLargest, largest), weight_scale = largest * (1.0f / kLargest);
+
+    // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes. p01 and p23: the low
+    // bytes of two tokens, then the high bytes. exchange() sends the high bytes of tokens g, g + 8, g + 16, g + 24 of
+    // two tiles as one word, the low bytes as another. A column has tokens 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of one tile,
+    // the order in which a word of codes has them.
+    unsigned columns[kTiles];
+#pragma unroll
+    for (int pair = 0; pair < kTiles / 2; ++pair) {
+      unsigned x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = __float_as_uint(fmaf(weights[4 * pair + i], inverse, 8388608.0f));
+      const unsigned p01 = __byte_perm(x[0], x[1], 0x5140), p23 = __byte_perm(x[2], x[3], 0x5140);
+      unsigned even, odd;
+      exchange(__byte_perm(p01, p23, 0x7632), __byte_perm(p01, p23, 0x5410), lane, even, odd);
+      columns[2 * pair] = __byte_perm(even, odd, 0x5410);
+      columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
+    }
+    // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If kNested,
+    // the mask keeps the slices above, too, and their integer product is subtracted.
+    constexpr auto masked = [](unsigned word, int slice) {
+      const unsigned below = static_cast<unsigned>(slice * Side::kBits);
+      return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
+    };
+#pragma unroll
+    for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
+      int above[2] = {0, 0};
+#pragma unroll
+      for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
+        const int block = h * Side::kPerByte + slice;
+        if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
+        int sums[4] = {};
+#pragma unroll
+        for (int pair = 0; pair < kTiles / 2; ++pair)
+          ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
+                                 masked(words[2 * pair + 1][2 * h], slice),
+                                 masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
+                                 columns[2 * pair + 1]);
+        const float factor = weight_scale * (1.0f / (1 << (slice * Side::kBits)));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
+          state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
+          if (T::kNested) above[i] = sum;
+        }
+      }
+    }
+  }
+}
+
+// ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
+
+template <typename T>
+__device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, const unsigned char* stage,
+                                                const typename T::StageInfo& info, const typename T::Operand& operand,
+                                                const FourRowsQuery<T>& query, FourRowsState<T>& state, int lane) {
+  const int first = info.first, begin = info.begin, end = info.end;
+  const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
+  const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
+  float sums[2][4] = {};
+#pragma unroll
+  for (int pair = 0; pair < T::kChannelBlocks / 2; ++pair) {
+    const auto &even = operand.bf16_parts[2 * pair][0][lane], &odd = operand.bf16_parts[2 * pair + 1][0][lane];
+    unsigned a[4];
+    ptx::ldmatrix_x4(a, keys + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
+    ptx::mma_m16n8k16_bf16(sums[0], a[0], 0, a[1], 0, even[0], even[1]);
+    ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, odd[0], odd[1]);
+  }
+  bool visible = first + g >= begin && first + g < end;
+  if (info.flags & kStageRagged) visible = visible && operand.sight(t).sees(first + g);
+  float score = ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_score_ratio;
+  if (p.logit_softcap > 0.0f) score = capped_score(p, score, query.score_scale, operand.center_scores[t]);
+  if (!visible) score = kMinusInf;
+  const float reference = state.rescale(score, query.score_scale);
+  const float weight = ptx::ex2(fmaf(score, query.score_scale, -reference));
+  state.sum += weight;
+  unsigned even, odd;
+  exchange(part_of(weight, false), part_of(weight, true), lane, even, odd);
+  const unsigned column = __byte_perm(even, odd, 0x5410);
+  // Values that no row sees may be anything. Those that only some rows see are finite, or make the others NaN, too.
+  const int position = first + 2 * t;
+  unsigned mask = ~0u;
+  if (first < begin || first + T::kExactTokens > end)
+    mask = (position >= begin && position < end ? 0xFFFFu : 0u) |
+           (position + 1 >= begin && position + 1 < end ? 0xFFFF0000u : 0u);
+#pragma unroll
+  for (int pair = 0; pair < T::kChannelBlocks / 2; ++pair) {
+    unsigned a[4];
+    ptx::ldmatrix_x4_trans(a, values + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float c[4] = {};
+      ptx::mma_m16n8k8_bf16(c, a[2 * i] & mask, a[2 * i + 1] & mask, column);
+      state.out[2 * pair + i][0] += c[0] + c[1];
+      state.out[2 * pair + i][1] += c[2] + c[3];
+    }
+  }
+}
+
+// ---- 4. What a consumer warp does --------------------------------------------------------------------------------
+
+template <typename T>
+struct FourRows {
+  using Side = typename T::VSide;
+  FourRowsQuery<T> query;
+  FourRowsState<T> state;
+
+  /// Begins a work tile.
+  __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
+    query.load(operand, lane);
+    state.reset();
+  }
+  __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
+                                               const typename T::StageInfo& info, const typename T::Operand& operand,
+                                               int lane) {
+    four_rows_coded<T>(p, stage, info, operand, query, state, lane);
+  }
+  __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
+                                               const typename T::StageInfo& info, const typename T::Operand& operand,
+                                               int lane) {
+    four_rows_exact<T>(p, stage, info, operand, query, state, lane);
+  }
+  /// Makes the results of all rows NaN.
+  __device__ __forceinline__ void poison() { state.sum = kNaN; }
+
+  /// Sums over lanes, and adds the term that the integer products left out: of the minima (affine), or of the middle
+  /// of the codes (symmetric).
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) {
+      state.sum += __shfl_xor_sync(kAll, state.sum, step);
+#pragma unroll
+      for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
+    }
+    if constexpr (!T::kExact) {
+#pragma unroll
+      for (int block = 0; block < T::kChannelBlocks; ++block)
+#pragma unroll
+        for (float& value : state.out[block])
+          value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
+                   state.offsets[value_step(Side::side(), block) / Side::kStepsInGroup];
+    }
+  }
+  /// Calls f(row, permuted channel, value, which is not divided by the softmax sum) for all values of this lane.
+  template <typename F>
+  __device__ __forceinline__ void for_each_value(int, int lane, F f) const {
+#pragma unroll
+    for (int block = 0; block < T::kChannelBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) f(lane & 3, 16 * block + 8 * i + (lane >> 2), state.out[block][i]);
+  }
+  /// Calls f(row, state) for the rows of each lane with lane / 4 = 0, after finish().
+  template <typename F>
+  __device__ __forceinline__ void for_each_state(int lane, F f) const {
+    f(lane & 3, SoftmaxState{state.reference, state.sum});
+  }
+};
+
+}  // namespace kvq::decode
