@@ -305,7 +305,7 @@ TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][
 
 TEST_CASE("The rest of a long queue is claimed in many rows", "[runtime][gpu][emulated]") {
   for (const DecodeVariant* variant : many_rows())
-    if (!variant->bf16) check_long_queue(*variant, false, variant->max_heads);
+    if (!variant->bf16 && variant->max_heads == 8) check_long_queue(*variant, false, 8);
 }
 
 TEST_CASE("A very long queue has one round more", "[runtime][gpu][slow]") {
