@@ -16,7 +16,8 @@
 /// Symmetric groups store no minimum: m = -s (2^bits - 1) / 2, so the terms of m become a correction of the products
 /// by half the largest code (Operand::sums, finish()).
 ///
-/// Up to four rows are multiplied as integers (four_rows.cuh), up to 8 or 16 as fp16 (many_rows.cuh).
+/// Queries are cut into integers, so products with keys are integer ones. Weights are cut into integers, too, if a work
+/// tile has up to four rows (four_rows.cuh), and are fp16 numbers if it has 8 or 16 (many_rows.cuh).
 ///
 /// A call is three kernels, each of which may start before the previous one has ended: queries (queries.cuh), decode,
 /// and combine (combine.cuh). This one is warp-specialized. The producer warp (Producer) walks the block's splits of

@@ -81,7 +81,7 @@ struct DecodeTraits {
   static __host__ __device__ constexpr int row_of(int four, int i) {
     return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : i;
   }
-  /// What an integer product of queries and keys counts. Four rows: products times 2^bits.
+  /// Factor in the integer products of queries and coded keys: four rows do not shift the codes of odd slices.
   static constexpr int kProductUnit = kManyRows || kExact ? 1 : 1 << KSide::kBits;
   /// Many rows: fp16 numbers whose sum is a weight. One is precise enough, except if results are fp16.
   static constexpr int kWeightParts = kManyRows && std::is_same_v<Activation, __half> ? 2 : 1;
