@@ -156,6 +156,16 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 count) {
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
+/// Arrives kCount times.
+template <int kCount>
+__device__ __forceinline__ void mbarrier_arrive_times(u32 barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) mbarrier_arrive(barrier);
+#else
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(kCount) : "memory");
+#endif
+}
 /// Waits until the barrier phase of this parity is complete.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

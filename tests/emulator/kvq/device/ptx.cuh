@@ -151,6 +151,10 @@ inline std::uint64_t mul_wide(u32 a, u32 b) { return std::uint64_t{a} * b; }
 
 inline void mbarrier_init(u32 barrier, u32 count) { emulator::mbarrier_init(barrier, count); }
 inline void mbarrier_arrive(u32 barrier) { emulator::mbarrier_arrive(barrier); }
+template <int kCount>
+void mbarrier_arrive_times(u32 barrier) {
+  for (int i = 0; i < kCount; ++i) mbarrier_arrive(barrier);
+}
 inline void mbarrier_wait(u32 barrier, u32 parity) { emulator::mbarrier_wait(barrier, parity); }
 inline void fence_mbarrier_init() {}
 inline void fence_proxy_async() {}

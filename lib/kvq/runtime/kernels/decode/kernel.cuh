@@ -64,7 +64,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
 #pragma unroll 1
     for (int i = warp; i < T::kStages; i += T::kConsumerWarps + 1) {
       ptx::mbarrier_init(ptx::shared_address(&shared.full[i]), async_copy::kArrivals);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), 32);
+      ptx::mbarrier_init(ptx::shared_address(&shared.empty[i]), T::kConsumerThreads);
     }
   }
   ptx::fence_mbarrier_init();
@@ -97,6 +97,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   AttentionOf<T> attention;
   int stage = warp, next_buffer = 0;     // query buffer of the next work tile
   unsigned parity = 0, next_parity = 0;  // phases of barriers: of the ring, of next_buffer
+  unsigned odd = 0;                      // work tiles before this one, modulo 2
   for (;;) {
     // An mbarrier carries one phase bit, and copies complete in any order. If the stage was last used by another
     // consumer warp, the copy for that warp may not be complete yet. Then a wait for this pass over the ring would find
@@ -127,9 +128,11 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     // 4. The end of the work tile, or of the split.
     if (info.flags & kStageLast) {
       attention.finish();
-      store_share<T>(p, shared, buffer, stage, warp, lane, attention);
+      store_share<T>(p, shared, buffer, stage, warp, lane, attention, odd);
+      odd ^= 1;
     } else {
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+      // The threads of all consumer warps arrive at the last stage of each, so here those of one warp arrive as often.
+      ptx::mbarrier_arrive_times<T::kConsumerWarps>(ptx::shared_address(&shared.empty[stage]));
     }
     stage += T::kConsumerWarps;
     if (stage >= T::kStages) stage -= T::kStages, parity ^= 1;

@@ -43,6 +43,8 @@ Status plan_decode(DecodeLaunch& launch) {
   using CombineShared = decode::CombineShared<T>;
   static_assert(std::max({sizeof(typename T::DecodeShared), sizeof(QueriesShared), sizeof(CombineShared)}) <= 99 * 1024,
                 "what a block has on every architecture");
+  static_assert(T::kPolicy.multiprocessor_blocks * (sizeof(typename T::DecodeShared) + 1024) <= 228 * 1024,
+                "shared memory of a Hopper multiprocessor, which takes 1 KB of it for each block");
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)

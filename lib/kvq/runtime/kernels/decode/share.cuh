@@ -13,21 +13,23 @@ namespace kvq::decode {
 
 /// Stores a consumer warp's share and merges all of them. All consumer warps call it, with neighboring stages.
 /// @param attention  FourRows or ManyRows
+/// @param odd        0 and 1 in turn: a consumer warp may store states while others still read the ones before
 template <typename T, typename Attention>
 __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
-                                            int stage, int warp, int lane, const Attention& attention) {
+                                            int stage, int warp, int lane, const Attention& attention, unsigned odd) {
   constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
   constexpr int kRows = T::kHeads / T::kRowBlocks;  // at a time
   static_assert(kRows * kDim * 4 <= T::kStageBytes);
   // Channels are swizzled by row, because the rows that lanes store at once would otherwise have bank conflicts.
   constexpr int kRowsOfLane = T::kManyRows ? 2 : 1;  // neighboring rows
   const auto swizzle = [](int row) { return row / kRowsOfLane % 4 * 8; };
-  const auto share_of = [&](int w) {
-    int at = stage - warp + w;
-    at += at < 0 ? T::kStages : at >= T::kStages ? -T::kStages : 0;
-    return reinterpret_cast<float*>(shared.stages[at]);
+  const auto stage_of = [&](int w) {
+    const int at = stage - warp + w;
+    return at + (at < 0 ? T::kStages : at >= T::kStages ? -T::kStages : 0);
   };
+  const auto share_of = [&](int w) { return reinterpret_cast<float*>(shared.stages[stage_of(w)]); };
   const auto wait_for_consumers = [] { ptx::bar_sync(1, T::kConsumerThreads); };
+  auto& states = shared.states[odd];
   typename T::Partial& partial = static_cast<typename T::Partial*>(
       p.partials)[partial_index(static_cast<int>(gridDim.x), shared.partial_ids[buffer])];
 
@@ -36,10 +38,11 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
     attention.for_each_state(lane, [&](int row, const SoftmaxState& state) {
       // A share without any score is left out of merges. One whose scores are all NaN must not be.
       const bool is_nan = state.sum != state.sum && state.empty();
-      shared.states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
+      states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
     });
 #pragma unroll
   for (int block = 0; block < T::kRowBlocks; ++block) {
+    if (block > 0) wait_for_consumers();  // all have read the rows before
     attention.for_each_value(block, lane, [&](int row, int place, float value) {
       share_of(warp)[row * kDim + (value_channel(T::VSide::side(), place) ^ swizzle(row))] = value;
     });
@@ -47,25 +50,27 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
 #pragma unroll
     for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads) {
       const int in_block = i / kQuads, quad = i % kQuads, row = block * kRows + in_block;
-      SoftmaxState states[T::kConsumerWarps], merged;
+      SoftmaxState of_warp[T::kConsumerWarps], merged;
 #pragma unroll
       for (int w = 0; w < T::kConsumerWarps; ++w) {
-        const float2 state = shared.states[w][row];
-        states[w] = {state.x, state.y};
+        const float2 state = states[w][row];
+        of_warp[w] = {state.x, state.y};
         merged.raise(state.x);
       }
       float4 values = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int w = 0; w < T::kConsumerWarps; ++w)
-        add_scaled(values, merged.add(states[w], ptx::ex2),
+        add_scaled(values, merged.add(of_warp[w], ptx::ex2),
                    *reinterpret_cast<const float4*>(share_of(w) + in_block * kDim + ((4 * quad) ^ swizzle(in_block))));
       reinterpret_cast<float4*>(partial.value[row])[quad] = values;
       if (quad == 0) partial.state[row] = make_float2(merged.max, merged.sum);
     }
-    wait_for_consumers();
   }
-  ptx::fence_proxy_async();  // the stage's next content is written by the async proxy (bulk copy)
-  ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+  // All consumer threads have read the stages of all consumer warps. Each arrives for itself at all of them, because
+  // racecheck does not follow a read through a block barrier to an arrival of another warp.
+  ptx::fence_proxy_async();  // the next content of the stages is written by the async proxy (bulk copy)
+#pragma unroll
+  for (int w = 0; w < T::kConsumerWarps; ++w) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage_of(w)]));
   ptx::mbarrier_arrive(ptx::shared_address(&shared.partials_stored[buffer]));
 }
 

@@ -117,7 +117,7 @@ struct DecodeTraits {
   struct DecodeShared {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
-    float2 states[kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share
+    float2 states[2][kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share (store_share)
     StageInfo info[kStages];
     alignas(8) unsigned long long full[kStages], empty[kStages];
     unsigned long long queries_full[kQueryBuffers];     ///< query barriers: the work tile's queries are in `operands`
