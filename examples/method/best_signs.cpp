@@ -16,7 +16,6 @@
 #include <kvq/methods/decide.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/methods/rotated_plan.h>
-#include <kvq/solve/fit.h>
 #include <kvq/solve/structured.h>
 #include <kvq/stats/collect.h>
 
@@ -59,10 +58,9 @@ Rotation draw_rotation(const RotationRequest& request, int entry, int draw) {
 /// Error of the coder on the sample of the heads that share the entry, under the metric of attention.
 double cost_of(const RotationRequest& request, int entry, const Rotation& rotation) {
   const std::vector<double> matrix = rotation_matrix(rotation, 0, request.dim());
-  double cost = 0.0;
-  for (const std::size_t head : request.members(entry))
-    cost += coding_cost(rotate(request.data[head], matrix, {}), request.coder, 1.0);
-  return cost;
+  std::vector<RotatedData> rotated;
+  for (const std::size_t head : request.members(entry)) rotated.push_back(rotate(request.data[head], matrix, {}));
+  return coding_cost_of(rotated, RowCodec(request.coder, 1.0, request.dim()), request.backend);
 }
 
 /// All that the method decides. decide_by_rotation() adds the coder, searches the clip, and measures the errors.
@@ -89,8 +87,8 @@ void set_defaults(Options& options) {
   options.windows = {.sink_tokens = 64, .recent_tokens = 256};
 }
 
-Decision decide_best_signs(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, best_signs, /*preferred_group=*/0);
+Decision decide_best_signs(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, best_signs, /*preferred_group=*/0);
 }
 
 Method best_signs_method() {

@@ -1,5 +1,5 @@
+#include <kvq/compute/kmeans.h>
 #include <kvq/compute/parallel.h>
-#include <kvq/solve/kmeans.h>
 
 #include <fmt/core.h>
 

@@ -87,8 +87,8 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope sco
 
 void print_results(const Outputs& outputs, const StatsOrigin& origin, const Options& options, const Artifact& artifact,
                    const fs::path& output) {
-  const auto ablations =
-      outputs.report_ablation ? find_method(options.method).ablate(origin, options) : std::vector<AblationRow>{};
+  const auto ablations = outputs.report_ablation ? find_method(options.method).ablate(origin, options, cpu_backend())
+                                                 : std::vector<AblationRow>{};
   const auto reports =
       outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};

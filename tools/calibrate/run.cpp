@@ -89,10 +89,11 @@ Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Opt
   check_tokens(from.tokens);
   for (const auto& entry : origin.entries) from.content_hashes.push_back(entry.content_hash);
   Progress progress(static_cast<double>(origin.size()), quiet);
-  return decide(find_method(options.method), origin, from, options, golden_tokens, [&](std::size_t i) {
+  const auto say = [&](std::size_t i) {
     progress.update(static_cast<double>(i + 1),
                     fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
-  });
+  };
+  return decide(find_method(options.method), origin, from, options, golden_tokens, {.done = say});
 }
 
 }  // namespace kvq

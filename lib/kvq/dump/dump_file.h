@@ -2,6 +2,7 @@
 
 #include <kvq/core/dtype.h>
 #include <kvq/core/geometry.h>
+#include <kvq/core/tensor_view.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -21,8 +22,11 @@ struct ActivationTensor {
   int dim = 0;
   std::vector<std::byte> raw;
 
-  /// Tokens [first, first + count) of one head, widened: out is [count, dim].
-  void load_head(int head, std::int64_t first, std::int64_t count, float* out) const;
+  TensorView view() const { return {dtype, tokens, heads, dim, raw.data()}; }
+  /// TensorView::load_head().
+  void load_head(int head, std::int64_t first, std::int64_t count, float* out) const {
+    view().load_head(head, first, count, out);
+  }
 };
 
 /// Tokens [first, first + count) of one file of a dump, known by its content.

@@ -1,4 +1,3 @@
-#include <kvq/compute/eigh.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/allocated_plan.h>
@@ -63,7 +62,7 @@ std::vector<Unit> channel_units(int dim) {
 
 class SidePlanner {
  public:
-  SidePlanner(const SideView& view, const Options& options, const std::vector<Allocate>& how)
+  SidePlanner(const SideView& view, const Options& options, const std::vector<Allocate>& how, Backend& backend)
       : view_(view),
         stats_(view.stats()),
         options_(options),
@@ -71,7 +70,7 @@ class SidePlanner {
         how_(how),
         center_(options.side(side_).center ? make_center(stats_, options, side_) : std::vector<float>{}),
         data_(fit_data(stats_, side_, !view.is_orthogonal())),
-        request_{stats_, options, side_, coder_, data_, center_} {}
+        request_{stats_, options, side_, coder_, data_, center_, backend} {}
 
   TensorPlan plan(const SideBudget& budget, bool with_error) {
     TensorPlan plan;
@@ -142,7 +141,9 @@ class SidePlanner {
       const Moment target = side_ == Side::k                             ? Moment::query
                             : stats_.moments.count(Moment::scored_value) ? Moment::scored_value
                                                                          : Moment::value;
-      const EigenPairs pairs = eigh(scoped_moment(request_, target, side_ == Side::v)[entry], dim());
+      if (bases_.empty())
+        bases_ = eigenbases(scoped_moment(request_, target, side_ == Side::v), dim(), request_.backend);
+      const EigenPairs& pairs = bases_[entry];
       p.basis = pairs.vectors;
       p.spectrum = pairs.values;
       p.units = channel_units(dim());
@@ -280,12 +281,12 @@ class SidePlanner {
     parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
       const auto h = static_cast<std::size_t>(index);
       const RowCodec codec(plan, static_cast<int>(h), dim());
-      for (const RotatedData& data : rotated[h]) sums[h][2] += coding_cost(data, codec);
+      sums[h][2] = coding_cost_of(rotated[h], codec, request_.backend);
       for (const std::size_t member : request_.members(static_cast<int>(h))) {
         if (view_.is_orthogonal()) {
           const RotatedData raw = rotate(plain_data[member], {}, {});
           sums[h][0] += energy(raw);
-          sums[h][1] += coding_cost(raw, uniform, 1.0);
+          sums[h][1] += coding_cost_of(std::span(&raw, 1), RowCodec(uniform, 1.0, dim()), request_.backend);
         } else {
           sums[h][0] += energy(plain_data[member]);
           sums[h][1] += coding_cost(plain_data[member], RowCodec(uniform, 1.0, dim()));
@@ -315,6 +316,7 @@ class SidePlanner {
   std::vector<float> center_;
   std::vector<FitData> data_;
   RotationRequest request_;
+  std::vector<EigenPairs> bases_;  ///< [H] of the moment that gives channels; empty: not asked for yet
 };
 
 }  // namespace
@@ -332,8 +334,8 @@ double block_score(BlockScore score, double q, double k) {
 }
 
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
-                         const std::vector<Allocate>& how, bool with_error) {
-  return SidePlanner(view, options, how).plan(budget, with_error);
+                         const std::vector<Allocate>& how, bool with_error, Backend& backend) {
+  return SidePlanner(view, options, how, backend).plan(budget, with_error);
 }
 
 RotationTensors allocation_tensors(const Options& options, Side side, int dim) {

@@ -30,7 +30,7 @@ struct SideBudget {
 /// width of its channels for all blocks.
 /// @param with_error  also measure the error before and after on the sample
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
-                         const std::vector<Allocate>& how, bool with_error);
+                         const std::vector<Allocate>& how, bool with_error, Backend& backend);
 
 /// Tensors of a side that allocate_side() or the rotation of tq-mse decides.
 RotationTensors allocation_tensors(const Options& options, Side side, int dim);

@@ -17,12 +17,12 @@ Rotation haar_rotation(const RotationRequest& request) {
   return rotation;
 }
 
-Decision random_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, haar_rotation, 0);
+Decision random_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, haar_rotation, 0);
 }
 
-Decision plain_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, [](const RotationRequest&) { return Rotation{}; }, 0);
+Decision plain_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, [](const RotationRequest&) { return Rotation{}; }, 0);
 }
 
 void no_defaults(Options&) {}

@@ -34,26 +34,28 @@ Rotation tq_rotation(const RotationRequest& request) {
   return rotation;
 }
 
-TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side) {
+TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side, Backend& backend) {
   const SideOptions& asked = options.side(side);
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
-  if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0);
+  if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0, backend);
   const auto heads = static_cast<std::size_t>(options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
   return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes},
-                       std::vector<Allocate>(heads, asked.allocate), true);
+                       std::vector<Allocate>(heads, asked.allocate), true, backend);
 }
 
-Decision gtq_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, done);
+Decision gtq_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, context);
   Decision decision;
   for (std::size_t i = 0; i < source.size(); ++i) {
     const auto stats = source.load(i);
-    LayerPlan plan{
-        .layer = stats->layer, .geometry = stats->geometry, .k = gtq_side(*stats, options, Side::k), .v = {}};
-    if (stats->has_values) plan.v = gtq_side(*stats, options, Side::v);
+    LayerPlan plan{.layer = stats->layer,
+                   .geometry = stats->geometry,
+                   .k = gtq_side(*stats, options, Side::k, context.backend),
+                   .v = {}};
+    if (stats->has_values) plan.v = gtq_side(*stats, options, Side::v, context.backend);
     validate(plan);
     decision.plans.push_back(std::move(plan));
-    if (done) done(i);
+    if (context.done) context.done(i);
   }
   return decision;
 }

@@ -1,6 +1,5 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/centroids.h>
-#include <kvq/solve/kmeans.h>
 #include <kvq/solve/spectral.h>
 
 #include <algorithm>
@@ -93,7 +92,7 @@ Clustering cluster_heads(const RotationRequest& request, const Rotation& rotatio
   for (int h = 0; h < request.heads(); ++h) {
     const std::vector<float> rows = rows_of_entry(request, rotation, h);
     expect_rows(request, static_cast<std::int64_t>(rows.size()) / request.dim());
-    const KMeansResult found = kmeans(rows, request.dim(), kmeans_options(request, h));
+    const KMeansResult found = request.backend.kmeans(rows, request.dim(), kmeans_options(request, h));
     const std::vector<float> values = unrotated(request, rotation, h, found.centroids);
     result.values.insert(result.values.end(), values.begin(), values.end());
     const double all = spread(rows, request.dim());
@@ -116,7 +115,7 @@ Clustering cluster_jointly(const RotationRequest& request, const Rotation& rotat
   const std::vector<float> rows = side_by_side(request, rotation);
   expect_rows(request, request.data.front().count());
   const int wide = request.dim() * static_cast<int>(heads);
-  const KMeansResult found = kmeans(rows, wide, kmeans_options(request, 0));
+  const KMeansResult found = request.backend.kmeans(rows, wide, kmeans_options(request, 0));
   Clustering result{{}, std::vector<std::vector<std::int32_t>>(heads, found.assignment)};
   const double all = spread(rows, wide);
   for (std::size_t h = 0; h < heads; ++h) {

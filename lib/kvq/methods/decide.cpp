@@ -58,7 +58,7 @@ std::map<int, GoldenRows> golden_rows(const StatsSource& source, const std::vect
 }  // namespace
 
 Artifact decide(const Method& method, const StatsSource& source, const DecisionOrigin& origin, const Options& options,
-                std::int64_t golden_tokens, const LayerDone& done) {
+                std::int64_t golden_tokens, const MethodContext& context) {
   Artifact artifact;
   artifact.model = origin.header.model;
   artifact.windows = options.windows;
@@ -74,10 +74,11 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   c.options["sample_tokens"] = origin.header.sample_tokens;
   if (origin.header.queries != Queries::all) c.options["queries"] = to_string(origin.header.queries);
   if (const auto& range = origin.header.range) c.options["tokens"] = {{"first", range->first}, {"count", range->count}};
-  Decision decision = method.decide(source, options, done);
+  Decision decision = method.decide(source, options, context);
   expect_finite_numbers(decision);
   if (decision.budget) c.budget = budget_to_json(*decision.budget);
-  if (const auto report = held_out_report(source, decision.plans)) c.held_out = held_out_to_json(*report);
+  if (const auto report = held_out_report(source, decision.plans, context.backend))
+    c.held_out = held_out_to_json(*report);
   artifact.layers = std::move(decision.plans);
   artifact.golden = golden_rows(source, artifact.layers, golden_tokens);
   return artifact;

@@ -21,7 +21,7 @@ struct DecisionOrigin {
 /// @param golden_tokens  tokens a layer whose rows and bytes the artifact carries, at most; 0 = none
 /// @throws Error{usage, numerical} as the method does
 Artifact decide(const Method& method, const StatsSource& source, const DecisionOrigin& origin, const Options& options,
-                std::int64_t golden_tokens, const LayerDone& done = {});
+                std::int64_t golden_tokens, const MethodContext& context = {});
 
 /// The manifest's form of a report (formats/artifact.md).
 Json budget_to_json(const BudgetReport& report);

@@ -26,14 +26,15 @@ bool has_centroids(const LayerPlan& plan) { return plan.k.centroids || (plan.v &
 
 }  // namespace
 
-std::optional<HeldOutReport> held_out_report(const StatsSource& source, const std::vector<LayerPlan>& plans) {
+std::optional<HeldOutReport> held_out_report(const StatsSource& source, const std::vector<LayerPlan>& plans,
+                                             Backend& backend) {
   HeldOutReport report;
   const auto layers = static_cast<double>(plans.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const auto stats = source.load(i);
     const LayerPlan& plan = plans[i];
     if (!stats->held_out || has_centroids(plan)) return std::nullopt;
-    const LayerJudge judge(*stats, false, Windows{});
+    const LayerJudge judge(*stats, false, Windows{}, backend);
     report.tokens = stats->held_out->count();
     for (const Side side : kSides) {
       const TensorPlan* own = plan.side(side);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/compute/backend.h>
 #include <kvq/container/json.h>
 #include <kvq/plan/layer_plan.h>
 #include <kvq/stats/stats_source.h>
@@ -20,7 +21,8 @@ struct HeldOutReport {
 };
 
 /// Missing if a layer's statistics hold no held-out tokens, or if a plan has centroids.
-std::optional<HeldOutReport> held_out_report(const StatsSource& source, const std::vector<LayerPlan>& plans);
+std::optional<HeldOutReport> held_out_report(const StatsSource& source, const std::vector<LayerPlan>& plans,
+                                             Backend& backend);
 
 /// The manifest's form of a report, `calibration.held_out` (formats/artifact.md).
 Json held_out_to_json(const HeldOutReport& report);

@@ -78,8 +78,8 @@ double around(const Options& options) {
 
 class Planner {
  public:
-  Planner(const StatsSource& source, const Options& options, const LayerDone& done)
-      : source_(source), options_(options), done_(done) {}
+  Planner(const StatsSource& source, const Options& options, const MethodContext& context)
+      : source_(source), options_(options), context_(context) {}
 
   Decision decide() {
     try_everything();
@@ -133,7 +133,8 @@ class Planner {
   };
   Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side, const SideBudget& budget,
               const Bases& bases) const {
-    const TensorPlan plan = allocate_side(views.of(bases), options_, budget, allocations(bases), false);
+    const TensorPlan plan =
+        allocate_side(views.of(bases), options_, budget, allocations(bases), false, context_.backend);
     const int dim = stats.geometry.dim(side);
     const double kv_heads = stats.geometry.num_kv_heads;
     return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
@@ -207,7 +208,7 @@ class Planner {
           exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
       exact_bytes_ += exact_bytes_of_.back();
       if (!all_exact) {
-        const LayerJudge judge(*stats, measures_behind_o_proj(*stats, options_), options_.windows);
+        const LayerJudge judge(*stats, measures_behind_o_proj(*stats, options_), options_.windows, context_.backend);
         report_.metric = judge.has_curvature()                      ? "nll"
                          : measures_behind_o_proj(*stats, options_) ? "relative_residual"
                                                                     : "relative_output";
@@ -231,7 +232,7 @@ class Planner {
           units_.push_back(std::move(unit));
         }
       }
-      if (done_) done_(i);
+      if (context_.done) context_.done(i);
     }
     if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
   }
@@ -348,8 +349,8 @@ class Planner {
         if (units_[u].layer != i) continue;
         Views views(*stats, options_, units_[u].side);
         const Bases& bases = units_[u].bases[chosen[u]];
-        TensorPlan side =
-            allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true);
+        TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases),
+                                        true, context_.backend);
         (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
       }
       validate(plan);
@@ -360,7 +361,7 @@ class Planner {
 
   const StatsSource& source_;
   const Options& options_;
-  const LayerDone& done_;
+  const MethodContext& context_;
   std::vector<BudgetUnit> units_;
   double channels_ = 0.0;               ///< of all quantized sides, per token
   double exact_bytes_ = 0.0;            ///< of all exact sides, per token
@@ -370,11 +371,11 @@ class Planner {
 
 }  // namespace
 
-Decision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return Planner(source, options, done).decide();
+Decision decide_with_budget(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return Planner(source, options, context).decide();
 }
 
-std::vector<AblationRow> ablate(const StatsSource& source, const Options& options) {
+std::vector<AblationRow> ablate(const StatsSource& source, const Options& options, Backend& backend) {
   // From Block-GTQ as its paper has it, at the same bits in every layer and side, one ingredient after the other.
   Options o = options;
   const double bits = options.budget_bits.value_or(2.0);
@@ -396,7 +397,7 @@ std::vector<AblationRow> ablate(const StatsSource& source, const Options& option
   }
   std::vector<AblationRow> rows;
   const auto add = [&](const std::string& name, const Options& with) {
-    rows.push_back({name, *decide_with_budget(source, with, {}).budget});
+    rows.push_back({name, *decide_with_budget(source, with, {.backend = backend}).budget});
   };
   add("Block-GTQ keys, TQ-MSE values", o);
   o.k.rule = o.v.rule = ScaleRule::norm;

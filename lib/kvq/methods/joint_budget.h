@@ -13,10 +13,10 @@ namespace kvq {
 /// rotated as a whole, keys and values in the coordinates of klt. Without a budget every side gets its own bits
 /// (SideOptions::bits), and the report states the cost.
 /// @throws Error{usage} if the statistics hold no held-out tokens
-Decision decide_with_budget(const StatsSource& source, const Options& options, const LayerDone& done);
+Decision decide_with_budget(const StatsSource& source, const Options& options, const MethodContext& context);
 
 /// The method's ingredients switched on one after the other, from Block-GTQ as published to everything that `options`
 /// says.
-std::vector<AblationRow> ablate(const StatsSource& source, const Options& options);
+std::vector<AblationRow> ablate(const StatsSource& source, const Options& options, Backend& backend);
 
 }  // namespace kvq

@@ -1,39 +1,9 @@
-#include <kvq/codec/poisoned.h>
-#include <kvq/codec/rotation_matrix.h>
-#include <kvq/codec/row_codec.h>
-#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/layer_judge.h>
-#include <kvq/solve/fit.h>
-#include <kvq/solve/spectral.h>
 
 #include <algorithm>
 
 namespace kvq {
-
-namespace {
-
-/// reconstruct() with products in float instead of double: faster, and equal up to rounding.
-std::vector<float> coded(const TensorPlan& plan, int h, const std::vector<float>& rows, int dim) {
-  const auto d = static_cast<std::size_t>(dim);
-  const int entry = plan.rotation.head_index(h);
-  const std::vector<double> matrix = rotation_matrix(plan.rotation, entry, dim);
-  const auto center = plan.center.empty() ? std::span<const float>{}
-                                          : std::span(plan.center).subspan(static_cast<std::size_t>(entry) * d, d);
-  std::vector<float> x = rotate(FitData{.dim = dim, .rows = rows}, matrix, center).rows;
-  const RowCodec codec(plan, h, dim);
-  for (std::size_t start = 0; start < x.size(); start += d) {
-    const std::span<float> row = std::span(x).subspan(start, d);
-    expect_finite(row);
-    codec.quantize(row);
-  }
-  if (!matrix.empty())
-    x = rotate(FitData{.dim = dim, .rows = std::move(x)}, inverse_matrix(plan.rotation, entry, dim), {}).rows;
-  for (std::size_t i = 0; i < x.size() && !center.empty(); ++i) x[i] += center[i % d];
-  return x;
-}
-
-}  // namespace
 
 bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
   const bool transforms = options.choose_transform || options.k.transform != TransformKind::orthogonal ||
@@ -41,7 +11,8 @@ bool measures_behind_o_proj(const LayerStats& stats, const Options& options) {
   return transforms && stats.has_values && !stats.o_proj_metric.empty();
 }
 
-LayerJudge::LayerJudge(const LayerStats& stats, bool behind_o_proj, const Windows& windows) : stats_(stats) {
+LayerJudge::LayerJudge(const LayerStats& stats, bool behind_o_proj, const Windows& windows, Backend& backend)
+    : stats_(stats) {
   if (!stats.held_out)
     throw Error{ErrorKind::usage,
                 fmt::format("layer {}: the statistics hold no held-out tokens to compare plans on", stats.layer),
@@ -83,23 +54,12 @@ LayerJudge::LayerJudge(const LayerStats& stats, bool behind_o_proj, const Window
     }
     cases.push_back(std::move(one));
   }
-  heads_.resize(cases.size());
-  parallel_for(static_cast<std::int64_t>(cases.size()), [&](std::int64_t h) {
-    heads_[static_cast<std::size_t>(h)] = std::make_unique<OutputError>(std::move(cases[static_cast<std::size_t>(h)]));
-  });
-  for (const auto& head : heads_) energy_ += head->energy();
+  heads_ = backend.judge_outputs(std::move(cases));
 }
 
 std::vector<OutputChange> LayerJudge::changes(const TensorPlan& plan, Side side) const {
-  std::vector<OutputChange> result(heads_.size());
-  const int dim = stats_.geometry.dim(side);
-  parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t h) {
-    const OutputError& judge = *heads_[static_cast<std::size_t>(h)];
-    const std::vector<float> rows =
-        coded(plan, static_cast<int>(h), side == Side::k ? judge.data().k : judge.data().v, dim);
-    result[static_cast<std::size_t>(h)] = side == Side::k ? judge.of_keys(rows) : judge.of_values(rows);
-  });
-  for (OutputChange& change : result) change.squared /= std::max(energy_.squared, 1e-300);
+  std::vector<OutputChange> result = heads_->changes(plan, side);
+  for (OutputChange& change : result) change.squared /= std::max(heads_->energy().squared, 1e-300);
   return result;
 }
 

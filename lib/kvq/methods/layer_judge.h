@@ -1,7 +1,7 @@
 #pragma once
 
+#include <kvq/compute/backend.h>
 #include <kvq/methods/options.h>
-#include <kvq/solve/output_error.h>
 #include <kvq/stats/layer_stats.h>
 
 #include <memory>
@@ -20,7 +20,7 @@ class LayerJudge {
   /// @param behind_o_proj  squared errors are measured in o_proj's metric
   /// @param windows        tokens that stay exact, seen from each query
   /// @throws               Error{usage} if the statistics hold no held-out tokens
-  LayerJudge(const LayerStats& stats, bool behind_o_proj, const Windows& windows);
+  LayerJudge(const LayerStats& stats, bool behind_o_proj, const Windows& windows, Backend& backend);
 
   /// Change of the outputs caused by each KV head's rows under a plan: nats per token, and the square relative to the
   /// layer's outputs.
@@ -29,8 +29,7 @@ class LayerJudge {
 
  private:
   const LayerStats& stats_;
-  std::vector<std::unique_ptr<OutputError>> heads_;
-  OutputChange energy_;
+  std::unique_ptr<OutputJudge> heads_;
 };
 
 }  // namespace kvq

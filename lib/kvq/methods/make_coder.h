@@ -1,8 +1,8 @@
 #pragma once
 
+#include <kvq/compute/coded_error.h>
 #include <kvq/methods/options.h>
 #include <kvq/solve/bit_budget.h>
-#include <kvq/solve/fit.h>
 
 #include <span>
 

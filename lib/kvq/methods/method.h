@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/compute/backend.h>
 #include <kvq/methods/budget_report.h>
 #include <kvq/methods/option_spec.h>
 #include <kvq/stats/layer_stats.h>
@@ -16,6 +17,12 @@ namespace kvq {
 
 /// Called after each decided layer, with the layer's index in the source.
 using LayerDone = std::function<void(std::size_t)>;
+
+/// What a method computes with, and where it says how far it is.
+struct MethodContext {
+  LayerDone done = {};
+  Backend& backend = cpu_backend();
+};
 
 /// The result of a method.
 struct Decision {
@@ -55,9 +62,9 @@ struct Method {
   /// Tensors that a side's rotation will have.
   RotationTensors (*tensors)(const Options&, Side, int dim);
   /// Pure function from statistics to plans.
-  Decision (*decide)(const StatsSource&, const Options&, const LayerDone&);
+  Decision (*decide)(const StatsSource&, const Options&, const MethodContext&);
   /// What each ingredient of the method brings at the budget of `options`. Null: the method has no ablation.
-  std::vector<AblationRow> (*ablate)(const StatsSource&, const Options&) = nullptr;
+  std::vector<AblationRow> (*ablate)(const StatsSource&, const Options&, Backend&) = nullptr;
 };
 
 std::span<const Method> methods();

@@ -30,10 +30,9 @@ double candidate_cost(const RotationRequest& request, int h, const std::vector<d
   std::span<const float> center;
   if (!request.center.empty())
     center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
-  double cost = 0.0;
-  for (const std::size_t member : request.members(h))
-    cost += coding_cost(rotate(request.data[member], rotation, center), request.coder, 1.0);
-  return cost;
+  std::vector<RotatedData> rotated;
+  for (const std::size_t member : request.members(h)) rotated.push_back(rotate(request.data[member], rotation, center));
+  return coding_cost_of(rotated, RowCodec(request.coder, 1.0, request.dim()), request.backend);
 }
 
 struct Candidate {
@@ -62,10 +61,8 @@ Candidate choose_signs(const RotationRequest& request, int h, const Composition&
   return best;
 }
 
-/// The residual variant: takes the coder's error under the default rotation, then matches the eigenbases of target and
-/// error in opposite order.
-Candidate residual_candidate(const RotationRequest& request, int h, const Composition& composition,
-                             const EigenPairs& pairs) {
+/// Covariance of the coder's error under the default rotation, summed over the heads that share entry h.
+std::vector<double> residual_covariance(const RotationRequest& request, int h, const EigenPairs& pairs) {
   const int dim = request.dim();
   const auto d = static_cast<std::size_t>(dim);
   const std::vector<double> reference =
@@ -73,13 +70,23 @@ Candidate residual_candidate(const RotationRequest& request, int h, const Compos
   std::span<const float> center;
   if (!request.center.empty())
     center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
+  const RowCodec codec(request.coder, 1.0, dim);
   std::vector<double> covariance(d * d, 0.0);
   for (const std::size_t member : request.members(h)) {
-    const auto one = error_covariance(rotate(request.data[member], reference, center), request.coder, 1.0);
+    const RotatedData rows = rotate(request.data[member], reference, center);
+    const auto one = request.backend.error_covariances(std::vector<CodingTask>{{&rows, &codec}}).front();
     for (std::size_t i = 0; i < covariance.size(); ++i) covariance[i] += one[i];
   }
-  return {residual_rotation(pairs, eigh(covariance, dim), dim, composition.id == CompositionId::residual_published),
-          pairs.vectors, "canonical"};
+  return covariance;
+}
+
+/// The residual variant: matches the eigenbases of target and error in opposite order.
+Candidate residual_candidate(const RotationRequest& request, int h, const Composition& composition,
+                             const EigenPairs& pairs) {
+  const int dim = request.dim();
+  const EigenPairs error = request.backend.eigh(residual_covariance(request, h, pairs), dim).front();
+  return {residual_rotation(pairs, error, dim, composition.id == CompositionId::residual_published), pairs.vectors,
+          "canonical"};
 }
 
 Rotation oscar_rotation(const RotationRequest& request) {
@@ -95,8 +102,11 @@ Rotation oscar_rotation(const RotationRequest& request) {
   rotation.kind = RotationKind::dense;
   const bool spectral = composition.uses('U');
   const Moment target = request.options.side(request.side).target;
-  const auto moments = spectral ? scoped_moment(request, target, request.side == Side::v || target == Moment::key)
-                                : std::vector<std::vector<double>>{};
+  std::vector<EigenPairs> bases(static_cast<std::size_t>(request.heads()));
+  if (spectral) {
+    const auto moments = scoped_moment(request, target, request.side == Side::v || target == Moment::key);
+    bases = eigenbases(moments, request.dim(), request.backend);
+  }
   const auto heads = static_cast<std::size_t>(request.heads());
   const auto d = static_cast<std::size_t>(request.dim());
   rotation.matrix.resize(heads * d * d);
@@ -108,7 +118,7 @@ Rotation oscar_rotation(const RotationRequest& request) {
   }
   parallel_for(request.heads(), [&](std::int64_t index) {
     const auto h = static_cast<std::size_t>(index);
-    const EigenPairs pairs = spectral ? eigh(moments[h], request.dim()) : EigenPairs{};
+    const EigenPairs& pairs = bases[h];
     const Candidate chosen = is_residual(composition)
                                  ? residual_candidate(request, static_cast<int>(h), composition, pairs)
                                  : choose_signs(request, static_cast<int>(h), composition, pairs);
@@ -147,8 +157,8 @@ RotationTensors oscar_tensors(const Options& options, Side, int) {
   };
 }
 
-Decision oscar_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, oscar_rotation, kGroupSize);
+Decision oscar_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, oscar_rotation, kGroupSize);
 }
 
 std::string composition_notes() {

@@ -4,6 +4,7 @@
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/plan/baseline.h>
+#include <kvq/solve/clip_search.h>
 #include <kvq/solve/spectral.h>
 
 #include <algorithm>
@@ -90,9 +91,10 @@ std::vector<RotatedData> rotate_members(const RotationRequest& request, const st
 /// The best clip ratio; 1 for coders to which clip ratios do not apply.
 struct SearchClip {
   const std::vector<RotatedData>& rotated;
+  Backend& backend;
   double operator()(const ExactCoder&) const { return 1.0; }
   double operator()(const UniformCoder& coder) const {
-    return takes_clip(coder) ? search_clip(rotated, coder).ratio : 1.0;
+    return takes_clip(coder) ? search_clip(rotated, coder, backend).ratio : 1.0;
   }
   double operator()(const CodebookCoder&) const { return 1.0; }
   double operator()(const TrellisCoder&) const { return 1.0; }
@@ -112,16 +114,16 @@ EntryResult fit_entry(const RotationRequest& request, const TensorPlan& plan, co
       result.energy += energy(plain[member]);
     } else {
       const RotatedData rows = rotate(plain[member], {}, {});
-      result.plain_cost += coding_cost(rows, plain_codec);
+      result.plain_cost += coding_cost_of(std::span(&rows, 1), plain_codec, request.backend);
       result.energy += energy(rows);
     }
   }
-  result.clip = side.clip ? *side.clip : std::visit(SearchClip{rotated}, request.coder);
+  result.clip = side.clip ? *side.clip : std::visit(SearchClip{rotated, request.backend}, request.coder);
   TensorPlan coded = plan;
   if (scale_rule(plan.coder) == ScaleRule::minmax)
     coded.clip_ratio.assign(static_cast<std::size_t>(request.heads()), result.clip);
   const RowCodec codec(coded, h, request.dim());
-  for (const RotatedData& data : rotated) result.cost += coding_cost(data, codec);
+  result.cost = coding_cost_of(rotated, codec, request.backend);
   return result;
 }
 
@@ -184,6 +186,20 @@ std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, M
   return means;
 }
 
+std::vector<EigenPairs> eigenbases(const std::vector<std::vector<double>>& matrices, int dim, Backend& backend) {
+  std::vector<double> batch;
+  for (const std::vector<double>& matrix : matrices) batch.insert(batch.end(), matrix.begin(), matrix.end());
+  return backend.eigh(batch, dim);
+}
+
+double coding_cost_of(std::span<const RotatedData> heads, const RowCodec& codec, Backend& backend) {
+  std::vector<CodingTask> tasks;
+  for (const RotatedData& rows : heads) tasks.push_back({&rows, &codec});
+  double sum = 0.0;
+  for (const double cost : backend.coding_costs(tasks)) sum += cost;
+  return sum;
+}
+
 std::set<Moment> common_needs(const Options& options) {
   std::set<Moment> needs{Moment::query, Moment::key, Moment::value};
   if (options.v.bits != 16 && !options.v.clip) needs.insert(Moment::scored_value);  // attention weights for the search
@@ -191,7 +207,7 @@ std::set<Moment> common_needs(const Options& options) {
 }
 
 TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which, ChooseRotation choose,
-                     int preferred_group) {
+                     int preferred_group, Backend& backend) {
   const SideOptions& side = options.side(which);
   const int dim = stats.geometry.dim(which);
   if (stays_exact(options, stats.layer, which)) return exact_plan(options);
@@ -203,7 +219,7 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
   if (side.center) plan.center = make_center(view.stats(), options, which);
   const std::vector<FitData> data = fit_data(view.stats(), which, !view.is_orthogonal());
   const std::vector<FitData> plain = view.is_orthogonal() ? data : fit_data(stats, which, true);
-  const RotationRequest request{view.stats(), options, which, plan.coder, data, plan.center};
+  const RotationRequest request{view.stats(), options, which, plan.coder, data, plan.center, backend};
   plan.rotation = choose(request);
   plan.rotation.scope = options.scope;
 
@@ -237,7 +253,7 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
   return plan;
 }
 
-Decision decide_by_rotation(const StatsSource& source, const Options& options, const LayerDone& done,
+Decision decide_by_rotation(const StatsSource& source, const Options& options, const MethodContext& context,
                             ChooseRotation choose, int preferred_group) {
   Decision decision;
   for (std::size_t i = 0; i < source.size(); ++i) {
@@ -246,13 +262,13 @@ Decision decide_by_rotation(const StatsSource& source, const Options& options, c
     LayerPlan plan{
         .layer = stats.layer,
         .geometry = stats.geometry,
-        .k = plan_side(stats, options, Side::k, choose, preferred_group),
+        .k = plan_side(stats, options, Side::k, choose, preferred_group, context.backend),
         .v = {},
     };
-    if (stats.has_values) plan.v = plan_side(stats, options, Side::v, choose, preferred_group);
+    if (stats.has_values) plan.v = plan_side(stats, options, Side::v, choose, preferred_group, context.backend);
     validate(plan);
     decision.plans.push_back(std::move(plan));
-    if (done) done(i);
+    if (context.done) context.done(i);
   }
   return decision;
 }

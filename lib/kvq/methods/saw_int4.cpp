@@ -1,4 +1,3 @@
-#include <kvq/compute/eigh.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/methods/rotated_plan.h>
@@ -86,14 +85,16 @@ Rotation hessian_rotation(const RotationRequest& request, int order) {
       .target = request.side == Side::k ? "query" : "value",
   };
   for (int h = 0; h < request.heads(); ++h) {
-    const std::vector<double> hadamard = rotation_matrix(blocks, h, dim);
-    std::vector<double> damped = moments[static_cast<std::size_t>(h)];
-    if (!paper) damped = turned(damped, hadamard, dim);
+    std::vector<double>& damped = moments[static_cast<std::size_t>(h)];
+    if (!paper) damped = turned(damped, rotation_matrix(blocks, h, dim), dim);
     double trace = 0.0;
     for (std::size_t i = 0; i < d; ++i) trace += damped[i * d + i];
     for (std::size_t i = 0; i < d; ++i) damped[i * d + i] += kDamping * trace / dim;
-    const EigenPairs pairs = eigh(damped, dim);
-    const std::vector<double> both = product(hadamard, pairs.vectors, dim);
+  }
+  const std::vector<EigenPairs> bases = eigenbases(moments, dim, request.backend);
+  for (int h = 0; h < request.heads(); ++h) {
+    const EigenPairs& pairs = bases[static_cast<std::size_t>(h)];
+    const std::vector<double> both = product(rotation_matrix(blocks, h, dim), pairs.vectors, dim);
     rotation.matrix.insert(rotation.matrix.end(), both.begin(), both.end());
     rotation.eigenbasis.insert(rotation.eigenbasis.end(), pairs.vectors.begin(), pairs.vectors.end());
     rotation.spectrum.insert(rotation.spectrum.end(), pairs.values.begin(), pairs.values.end());
@@ -120,8 +121,8 @@ RotationTensors saw_tensors(const Options& options, Side side, int) {
   return {.matrix = hessian, .basis = hessian, .signs = rotated && options.random_signs};
 }
 
-Decision saw_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, saw_rotation, 0);
+Decision saw_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, saw_rotation, 0);
 }
 
 /// QuaRot: the full Hadamard on both sides, in the largest blocks head_dim allows.
@@ -129,8 +130,8 @@ Rotation quarot_rotation(const RotationRequest& request) {
   return hadamard_rotation(request, hadamard_order(request.dim()));
 }
 
-Decision quarot_decide(const StatsSource& source, const Options& options, const LayerDone& done) {
-  return decide_by_rotation(source, options, done, quarot_rotation, 0);
+Decision quarot_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
+  return decide_by_rotation(source, options, context, quarot_rotation, 0);
 }
 
 OptionSpec random_signs_option() {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/solve/fit.h>
+#include <kvq/compute/coded_error.h>
 
 #include <string>
 #include <vector>

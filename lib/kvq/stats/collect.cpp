@@ -1,6 +1,3 @@
-#include <kvq/compute/attention_moment.h>
-#include <kvq/compute/blas.h>
-#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/stats/collect.h>
 #include <kvq/stats/golden_tokens.h>
@@ -16,21 +13,6 @@
 namespace kvq {
 
 namespace {
-
-/// Tokens of one task of the moments without softmax. The number is fixed, so that sums keep one order.
-constexpr std::int64_t kChunkTokens = 2048;
-
-struct Chunk {
-  std::int64_t first, count;
-};
-
-std::vector<Chunk> chunks_of(std::int64_t tokens, const TokenRange& held) {
-  std::vector<Chunk> chunks;
-  for (const auto& [begin, end] : {std::pair{std::int64_t{0}, held.first}, std::pair{held.first + held.count, tokens}})
-    for (std::int64_t first = begin; first < end; first += kChunkTokens)
-      chunks.push_back({first, std::min(kChunkTokens, end - first)});
-  return chunks;
-}
 
 /// Which tokens' queries count, [T] of 0 and 1; empty if all do. @throws Error{usage}
 std::vector<std::uint8_t> counted_queries(const LayerActivations& layer, Queries queries, const TokenRange& held) {
@@ -50,73 +32,20 @@ std::vector<std::uint8_t> counted_queries(const LayerActivations& layer, Queries
   return counts;
 }
 
-/// Uncentered moment of each head of a tensor; the moments of the heads of one group are added.
-/// @param counts  [T] 0: the token is in no sum; empty: all tokens count
-std::vector<MomentSum> plain_moment(const ActivationTensor& tensor, int heads_per_group, const TokenRange& held,
-                                    std::span<const std::uint8_t> counts = {}) {
-  const auto chunks = chunks_of(tensor.tokens, held);
-  const auto per_head = static_cast<std::int64_t>(chunks.size());
-  std::vector<MomentSum> partial(static_cast<std::size_t>(tensor.heads * per_head));
-  parallel_for(tensor.heads * per_head, [&](std::int64_t task) {
-    const Chunk chunk = chunks[static_cast<std::size_t>(task % per_head)];
-    std::vector<float> rows(static_cast<std::size_t>(chunk.count * tensor.dim));
-    tensor.load_head(static_cast<int>(task / per_head), chunk.first, chunk.count, rows.data());
-    MomentSum sum(tensor.dim);
-    const auto own = counts.empty()
-                         ? counts
-                         : counts.subspan(static_cast<std::size_t>(chunk.first), static_cast<std::size_t>(chunk.count));
-    sum.add(rows, std::vector<float>(own.begin(), own.end()));
-    partial[static_cast<std::size_t>(task)] = std::move(sum);
-  });
-  std::vector<MomentSum> result(static_cast<std::size_t>(tensor.heads / heads_per_group), MomentSum{tensor.dim});
-  for (std::int64_t task = 0; task < tensor.heads * per_head; ++task)
-    result[static_cast<std::size_t>(task / per_head / heads_per_group)].add(partial[static_cast<std::size_t>(task)]);
-  for (MomentSum& sum : result) sum.symmetrize();
-  return result;
-}
-
-/// w_t = k_t C_Q k_t^T for rows [count, D].
-std::vector<float> quadratic_form(const std::vector<float>& rows, const std::vector<double>& matrix, int dim) {
-  const auto d = static_cast<std::size_t>(dim);
-  const std::size_t count = rows.size() / d;
-  const std::vector<float> m(matrix.begin(), matrix.end());
-  std::vector<float> product(rows.size()), form(count);
-  blas::gemm_nn(static_cast<std::int64_t>(count), dim, dim, rows.data(), dim, m.data(), dim, false, product.data(),
-                dim);
-  for (std::size_t t = 0; t < count; ++t) {
-    double sum = 0.0;
-    for (std::size_t j = 0; j < d; ++j) sum += double{product[t * d + j]} * rows[t * d + j];
-    form[t] = static_cast<float>(std::max(sum, 0.0));
-  }
-  return form;
-}
+MomentRequest all_but(const TokenRange& held) { return {.skipped_first = held.first, .skipped_count = held.count}; }
 
 /// Value moment weighted by k C_Q k^T (OSCAR's `compute_sst`), per KV head.
 std::vector<MomentSum> sst_moment(const LayerActivations& layer, const std::vector<MomentSum>& query,
-                                  const TokenRange& held) {
-  const int heads = layer.geometry.num_kv_heads;
-  const auto chunks = chunks_of(layer.k.tokens, held);
-  const auto per_head = static_cast<std::int64_t>(chunks.size());
-  std::vector<std::vector<double>> c_q;
-  c_q.reserve(query.size());
-  for (const MomentSum& sum : query) c_q.push_back(mean_moment(sum));
-  std::vector<MomentSum> partial(static_cast<std::size_t>(heads * per_head));
-  parallel_for(heads * per_head, [&](std::int64_t task) {
-    const int h = static_cast<int>(task / per_head);
-    const Chunk chunk = chunks[static_cast<std::size_t>(task % per_head)];
-    std::vector<float> k(static_cast<std::size_t>(chunk.count * layer.k.dim)),
-        v(static_cast<std::size_t>(chunk.count * layer.v->dim));
-    layer.k.load_head(h, chunk.first, chunk.count, k.data());
-    layer.v->load_head(h, chunk.first, chunk.count, v.data());
-    MomentSum sum(layer.v->dim);
-    sum.add(v, quadratic_form(k, c_q[static_cast<std::size_t>(h)], layer.k.dim));
-    partial[static_cast<std::size_t>(task)] = std::move(sum);
-  });
-  std::vector<MomentSum> result(static_cast<std::size_t>(heads), MomentSum{layer.v->dim});
-  for (std::int64_t task = 0; task < heads * per_head; ++task)
-    result[static_cast<std::size_t>(task / per_head)].add(partial[static_cast<std::size_t>(task)]);
-  for (MomentSum& sum : result) sum.symmetrize();
-  return result;
+                                  const TokenRange& held, Backend& backend) {
+  std::vector<double> c_q;
+  for (const MomentSum& sum : query) {
+    const std::vector<double> mean = mean_moment(sum);
+    c_q.insert(c_q.end(), mean.begin(), mean.end());
+  }
+  MomentRequest request = all_but(held);
+  const std::vector<float> weights = backend.quadratic_forms(layer.k.view(), c_q, request);
+  request.weights = weights;
+  return backend.second_moments(layer.v->view(), request);
 }
 
 /// Softmax-weighted moments of all heads and sequences. The same pass fills the sample's value weights.
@@ -124,43 +53,62 @@ class AttentionPass {
  public:
   /// @param counts  [T] whose queries count; empty: all
   AttentionPass(const LayerActivations& layer, bool scored_query, const TokenRange& held,
-                std::span<const std::uint8_t> counts, LayerStats& stats)
+                std::span<const std::uint8_t> counts, Backend& backend, LayerStats& stats)
       : layer_(layer),
         geometry_(layer.geometry),
         scored_query_(scored_query),
         held_(held),
         counts_(counts),
+        backend_(backend),
         stats_(stats) {
     stats.sample.value_weight.assign(static_cast<std::size_t>(stats.sample.size() * geometry_.num_kv_heads), 0.0f);
   }
 
   void run(const std::function<void(std::int64_t, std::int64_t)>& on_tokens) {
-    std::vector<MomentSum> outputs, scored;
     const std::int64_t total = layer_.k.tokens * geometry_.num_kv_heads;
     std::int64_t done = 0;
-    for (int h = 0; h < geometry_.num_kv_heads; ++h) {
-      AttentionMoments sums{MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}};
-      for (std::size_t s = 0; s + 1 < layer_.cu_seqlens.size(); ++s) {
-        const std::int64_t first = layer_.cu_seqlens[s], count = layer_.cu_seqlens[s + 1] - first;
-        add_sequence(h, first, count, sums);
-        if (held_.count > 0 && held_.first == first) subtract_held_out(h, sums);
+    std::vector<AttentionMoments> sums = no_moments();
+    for (std::size_t s = 0; s + 1 < layer_.cu_seqlens.size(); ++s) {
+      const std::int64_t first = layer_.cu_seqlens[s], count = layer_.cu_seqlens[s + 1] - first;
+      backend_.add_attention_moments(sequence(first, count), scored_query_, sums, [&] {
         done += count;
         if (on_tokens) on_tokens(done, total);
-      }
-      sums.outputs.symmetrize();
-      outputs.push_back(std::move(sums.outputs));
-      if (scored_query_) {
-        // The moment is not divided by the sum of its weights: C_SQ is a mean over queries (formats/stats.md).
-        sums.scored_query.weight = static_cast<double>(counted_tokens()) * geometry_.queries_per_kv_head();
-        sums.scored_query.symmetrize();
-        scored.push_back(std::move(sums.scored_query));
-      }
+      });
+      weigh_sample(first, count, sums);
+      if (held_.count > 0 && held_.first == first) subtract_held_out(sums);
+    }
+    std::vector<MomentSum> outputs, scored;
+    for (AttentionMoments& head : sums) {
+      head.outputs.symmetrize();
+      outputs.push_back(std::move(head.outputs));
+      if (!scored_query_) continue;
+      // The moment is not divided by the sum of its weights: C_SQ is a mean over queries (formats/stats.md).
+      head.scored_query.weight = static_cast<double>(counted_tokens()) * geometry_.queries_per_kv_head();
+      head.scored_query.symmetrize();
+      scored.push_back(std::move(head.scored_query));
     }
     stats_.moments[Moment::scored_value] = std::move(outputs);
     if (scored_query_) stats_.moments[Moment::scored_query] = std::move(scored);
   }
 
  private:
+  std::vector<AttentionMoments> no_moments() const {
+    return std::vector<AttentionMoments>(
+        static_cast<std::size_t>(geometry_.num_kv_heads),
+        {MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}});
+  }
+  SequenceAttention sequence(std::int64_t first, std::int64_t count) const {
+    return {
+        .geometry = geometry_,
+        .q = layer_.q.view(),
+        .k = layer_.k.view(),
+        .v = layer_.v->view(),
+        .first = first,
+        .count = count,
+        .counts = counts_.empty() ? nullptr : counts_.data(),
+    };
+  }
+
   /// Tokens whose queries are in the sums.
   std::int64_t counted_tokens() const {
     if (counts_.empty()) return layer_.k.tokens - held_.count;
@@ -172,57 +120,24 @@ class AttentionPass {
 
   /// Subtracts what the held-out tokens added to the sums. Attention is causal, so the first tokens of a sequence add
   /// the same with and without later tokens.
-  void subtract_held_out(int kv_head, AttentionMoments& sums) {
-    AttentionMoments own{MomentSum{geometry_.v_head_dim}, MomentSum{scored_query_ ? geometry_.head_dim : 0}, {}};
-    add_attention_moments(load(kv_head, held_.first, held_.count).input, scored_query_, own);
-    sums.outputs.subtract(own.outputs);
-    if (scored_query_) sums.scored_query.subtract(own.scored_query);
+  void subtract_held_out(std::vector<AttentionMoments>& sums) {
+    std::vector<AttentionMoments> own = no_moments();
+    backend_.add_attention_moments(sequence(held_.first, held_.count), scored_query_, own, {});
+    for (std::size_t h = 0; h < sums.size(); ++h) {
+      sums[h].outputs.subtract(own[h].outputs);
+      if (scored_query_) sums[h].scored_query.subtract(own[h].scored_query);
+    }
   }
 
-  /// Rows of one head and its queries; `input` points into the vectors, which keep their memory when moved.
-  struct Loaded {
-    std::vector<float> q, k, v;
-    AttentionInput input;
-  };
-  Loaded load(int kv_head, std::int64_t first, std::int64_t count) const {
-    const int group = geometry_.queries_per_kv_head();
-    const auto n = static_cast<std::size_t>(count);
-    Loaded loaded{std::vector<float>(n * static_cast<std::size_t>(group * geometry_.head_dim)),
-                  std::vector<float>(n * static_cast<std::size_t>(geometry_.head_dim)),
-                  std::vector<float>(n * static_cast<std::size_t>(geometry_.v_head_dim)),
-                  {}};
-    parallel_for(group, [&](std::int64_t g) {
-      layer_.q.load_head(kv_head * group + static_cast<int>(g), first, count,
-                         loaded.q.data() + g * count * geometry_.head_dim);
-    });
-    layer_.k.load_head(kv_head, first, count, loaded.k.data());
-    layer_.v->load_head(kv_head, first, count, loaded.v.data());
-    loaded.input = {
-        .tokens = count,
-        .queries = group,
-        .dim = geometry_.head_dim,
-        .v_dim = geometry_.v_head_dim,
-        .scale = geometry_.softmax_scale,
-        .window = geometry_.sliding_window,
-        .cap = geometry_.logit_softcap,
-        .sinks = geometry_.sinks_of(kv_head),
-        .q = loaded.q.data(),
-        .k = loaded.k.data(),
-        .v = loaded.v.data(),
-        .counts = counts_.empty() ? nullptr : counts_.data() + first,
-    };
-    return loaded;
-  }
-
-  void add_sequence(int kv_head, std::int64_t first, std::int64_t count, AttentionMoments& sums) {
-    const int group = geometry_.queries_per_kv_head();
-    add_attention_moments(load(kv_head, first, count).input, scored_query_, sums);
+  /// Value weights of the sampled tokens of one sequence, from its column energies.
+  void weigh_sample(std::int64_t first, std::int64_t count, const std::vector<AttentionMoments>& sums) {
+    const std::size_t heads = sums.size();
     for (std::size_t i = 0; i < stats_.sample.token.size(); ++i) {
       const std::int64_t t = stats_.sample.token[i] - first;
-      if (t >= 0 && t < count)
-        stats_.sample
-            .value_weight[i * static_cast<std::size_t>(geometry_.num_kv_heads) + static_cast<std::size_t>(kv_head)] =
-            static_cast<float>(sums.column_energy[static_cast<std::size_t>(t)] / group);
+      if (t < 0 || t >= count) continue;
+      for (std::size_t h = 0; h < heads; ++h)
+        stats_.sample.value_weight[i * heads + h] =
+            static_cast<float>(sums[h].column_energy[static_cast<std::size_t>(t)] / geometry_.queries_per_kv_head());
     }
   }
 
@@ -231,6 +146,7 @@ class AttentionPass {
   bool scored_query_;
   TokenRange held_;
   std::span<const std::uint8_t> counts_;
+  Backend& backend_;
   LayerStats& stats_;
 };
 
@@ -288,7 +204,7 @@ bool needs_attention(const StatsRequest& request) {
 
 }  // namespace
 
-LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
+LayerStats collect(const LayerActivations& layer, const StatsRequest& request, Backend& backend,
                    const std::function<void(std::int64_t, std::int64_t)>& on_tokens) {
   LayerStats stats;
   stats.layer = layer.layer;
@@ -311,12 +227,18 @@ LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
 
   const std::vector<std::uint8_t> counts = counted_queries(layer, request.queries, held);
   const auto wants = [&](Moment moment) { return request.moments.count(moment) != 0; };
-  if (wants(Moment::query) || wants(Moment::sst))
-    stats.moments[Moment::query] = plain_moment(layer.q, layer.geometry.queries_per_kv_head(), held, counts);
-  if (wants(Moment::key)) stats.moments[Moment::key] = plain_moment(layer.k, 1, held);
-  if (wants(Moment::value)) stats.moments[Moment::value] = plain_moment(*layer.v, 1, held);
-  if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query], held);
-  if (needs_attention(request)) AttentionPass(layer, wants(Moment::scored_query), held, counts, stats).run(on_tokens);
+  if (wants(Moment::query) || wants(Moment::sst)) {
+    const std::vector<float> weights(counts.begin(), counts.end());
+    MomentRequest queries = all_but(held);
+    queries.heads_per_group = layer.geometry.queries_per_kv_head();
+    queries.weights = weights;
+    stats.moments[Moment::query] = backend.second_moments(layer.q.view(), queries);
+  }
+  if (wants(Moment::key)) stats.moments[Moment::key] = backend.second_moments(layer.k.view(), all_but(held));
+  if (wants(Moment::value)) stats.moments[Moment::value] = backend.second_moments(layer.v->view(), all_but(held));
+  if (wants(Moment::sst)) stats.moments[Moment::sst] = sst_moment(layer, stats.moments[Moment::query], held, backend);
+  if (needs_attention(request))
+    AttentionPass(layer, wants(Moment::scored_query), held, counts, backend, stats).run(on_tokens);
   for (const auto& [moment, sums] : stats.moments) expect_finite(layer.layer, moment, sums);
   return stats;
 }

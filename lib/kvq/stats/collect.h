@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/compute/backend.h>
 #include <kvq/dump/dump_file.h>
 #include <kvq/stats/layer_stats.h>
 
@@ -13,7 +14,7 @@ namespace kvq {
 ///                   the attention pass has finished, and all
 /// @throws           Error{usage} if a value moment is requested for a layer without values, if the dump does not mark
 ///                   generated tokens although the request chooses queries by them, or if no query is left
-LayerStats collect(const LayerActivations& layer, const StatsRequest& request,
+LayerStats collect(const LayerActivations& layer, const StatsRequest& request, Backend& backend = cpu_backend(),
                    const std::function<void(std::int64_t, std::int64_t)>& on_tokens = {});
 
 /// Floating-point operations of collect() on this layer, for progress and --dry-run.

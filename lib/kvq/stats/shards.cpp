@@ -114,7 +114,7 @@ std::uintmax_t least_bytes(const CollectRequest& request) {
 }
 
 StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
-                           const SayProgress& say) {
+                           Backend& backend, const SayProgress& say) {
   StatsOrigin origin;
   origin.header = header_of(dump, request.stats);
   if (request.tokens.count < dump.num_tokens()) origin.header.range = request.tokens;
@@ -136,7 +136,7 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
     std::string hash = resume ? hash_of_old_shard(path, activations, origin.header, layer_request) : std::string();
     if (hash.empty()) {
       auto stats = std::make_shared<const LayerStats>(
-          collect(activations, layer_request, [&](std::int64_t rows, std::int64_t all) {
+          collect(activations, layer_request, backend, [&](std::int64_t rows, std::int64_t all) {
             say_part(static_cast<double>(rows) / static_cast<double>(all));
           }));
       hash = save_stats(origin.header, std::span(stats.get(), 1), path);

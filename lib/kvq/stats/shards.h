@@ -51,7 +51,7 @@ std::uintmax_t least_bytes(const CollectRequest& request);
 ///          they were collected
 /// @throws  errors of Dump::load_layer() and save_stats()
 StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
-                           const SayProgress& say = {});
+                           Backend& backend = cpu_backend(), const SayProgress& say = {});
 
 /// The header of statistics and artifact: facts of the dump, and seed and sample of the request.
 StatsHeader header_of(const Dump& dump, const StatsRequest& request);

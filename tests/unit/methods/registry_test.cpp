@@ -155,7 +155,7 @@ TEST_CASE("Exact layers and exact sides stay unrotated bfloat16", "[methods]") {
       stats.push_back(test::stats_for(test::make_layer({.layer = layer, .head_dim = 64, .v_head_dim = 32}), options));
     std::vector<std::size_t> done;
     const std::vector<LayerPlan> plans =
-        method.decide(test::MemoryStats(stats), options, [&](std::size_t i) { done.push_back(i); }).plans;
+        method.decide(test::MemoryStats(stats), options, {.done = [&](std::size_t i) { done.push_back(i); }}).plans;
     CHECK(done == std::vector<std::size_t>{0, 1});
     REQUIRE(plans.size() == 2);
     CHECK(plans[0].layer == 1);

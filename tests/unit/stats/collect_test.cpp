@@ -135,7 +135,7 @@ TEST_CASE("Statistics have the same bits for any number of threads", "[stats]") 
 
 TEST_CASE("Progress ends at the total", "[stats]") {
   std::atomic<std::int64_t> last = 0, all = 0;
-  collect(test::make_layer({}), {.moments = {Moment::scored_value}, .sample_tokens = 4},
+  collect(test::make_layer({}), {.moments = {Moment::scored_value}, .sample_tokens = 4}, cpu_backend(),
           [&](std::int64_t done, std::int64_t total) {
             last = std::max<std::int64_t>(last, done);
             all = total;

@@ -177,7 +177,7 @@ TEST_CASE("Progress ends at the work of all layers", "[stats]") {
   const Dump dump = open_dump(folder);
   const CollectRequest request = request_of(dump);
   CollectProgress last;
-  collect_shards(dump, request, PartsFolder(folder / "parts"), false, [&](const CollectProgress& now) {
+  collect_shards(dump, request, PartsFolder(folder / "parts"), false, cpu_backend(), [&](const CollectProgress& now) {
     if (now.done >= last.done) last = now;
   });
   CHECK(last.done == Approx(collect_work(request)));

@@ -14,11 +14,11 @@ struct AttentionCase {
   double cap = 0.0;                        ///< logit_softcap; 0 = none
   std::vector<double> sinks = {};          ///< [queries_per_head] learned sinks, or empty
   int sink_tokens = 0, recent_tokens = 0;  ///< keys and values that stay exact, seen from each query
-  std::vector<std::int64_t> query;         ///< [m] positions
-  std::vector<float> q;                    ///< [queries_per_head, m, D]
-  std::vector<float> k, v;                 ///< [n, D], [n, Dv]
-  std::vector<float> curvature;            ///< [queries_per_head, Dv, Dv] or empty for the identity
-  std::vector<double> output_metric;       ///< [Dv, Dv] M of squared errors e M e, or empty for the identity
+  std::vector<std::int64_t> query = {};    ///< [m] positions
+  std::vector<float> q = {};               ///< [queries_per_head, m, D]
+  std::vector<float> k = {}, v = {};       ///< [n, D], [n, Dv]
+  std::vector<float> curvature = {};       ///< [queries_per_head, Dv, Dv] or empty for the identity
+  std::vector<double> output_metric = {};  ///< [Dv, Dv] M of squared errors e M e, or empty for the identity
 };
 
 /// Size of a change e of the outputs: 1/2 mean over queries of a sum over the group's heads.

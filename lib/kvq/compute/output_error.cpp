@@ -1,6 +1,6 @@
 #include <kvq/compute/blas.h>
+#include <kvq/compute/output_error.h>
 #include <kvq/compute/row_ops.h>
-#include <kvq/solve/output_error.h>
 
 #include <algorithm>
 #include <cmath>

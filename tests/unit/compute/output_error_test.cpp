@@ -1,4 +1,4 @@
-#include <kvq/solve/output_error.h>
+#include <kvq/compute/output_error.h>
 
 #include "support/random_data.h"
 

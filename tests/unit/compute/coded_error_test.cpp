@@ -1,5 +1,5 @@
 #include <kvq/codec/codec.h>
-#include <kvq/solve/fit.h>
+#include <kvq/compute/coded_error.h>
 
 #include "support/compare.h"
 #include "support/error_of.h"
@@ -68,7 +68,7 @@ const Coder kCoders[] = {
 
 }  // namespace
 
-TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", "[solve]") {
+TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", "[compute]") {
   const std::vector<double> r = test::random_orthogonal(kDim, 4), m = test::random_covariance(kDim, 5);
   const std::vector<float> center = test::gaussian(kDim, 6);
   const FitData data{
@@ -101,7 +101,7 @@ TEST_CASE("Rotated data is (x - center) @ R with the metric in the same basis", 
   CHECK(plain.weights.empty());
 }
 
-TEST_CASE("Coding cost and energy are the weighted quadratic forms of error and row", "[solve]") {
+TEST_CASE("Coding cost and energy are the weighted quadratic forms of error and row", "[compute]") {
   for (const bool metric : {false, true})
     for (const bool weights : {false, true}) {
       const RotatedData data = rotated_data(3, metric, weights);
@@ -114,7 +114,7 @@ TEST_CASE("Coding cost and energy are the weighted quadratic forms of error and 
     }
 }
 
-TEST_CASE("The error covariance is the mean outer product of the coding errors", "[solve]") {
+TEST_CASE("The error covariance is the mean outer product of the coding errors", "[compute]") {
   const RotatedData data = rotated_data(9, false, false);
   for (const Coder& coder : kCoders) {
     const std::vector<double> errors = coding_errors(data, coder, 0.95);
@@ -127,7 +127,7 @@ TEST_CASE("The error covariance is the mean outer product of the coding errors",
   }
 }
 
-TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[solve]") {
+TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[compute]") {
   for (const bool metric : {false, true})
     for (const double shrink : {0.5, 1.0, 4.0}) {
       RotatedData data = rotated_data(5, metric, true);
@@ -150,41 +150,7 @@ TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[s
     }
 }
 
-TEST_CASE("The clip search finds the best ratio of the grid, over heads together", "[solve]") {
-  std::set<int> winners;
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-    const auto head = [&](std::uint64_t number) {
-      RotatedData data{.dim = 64, .rows = test::gaussian(kRows * 64, number)};
-      if (seed % 2 == 0) data.weights = random_weights(number);
-      if (seed % 3 == 1) data.shrink_weight = 3.0;
-      return data;
-    };
-    std::vector<RotatedData> heads = {head(seed)};
-    if (seed % 3 == 0) heads.push_back(head(seed + 50));
-    const UniformCoder coder{.bits = 1 + static_cast<int>(seed % 4), .group_size = seed % 2 == 0 ? 64 : 32};
-    ClipChoice best{0.0, HUGE_VAL};
-    for (int percent = 85; percent <= 100; ++percent) {
-      double cost = 0.0;
-      for (const RotatedData& data : heads) cost += clip_cost(data, coder, percent / 100.0);
-      if (cost <= best.cost) best = {percent / 100.0, cost};
-    }
-    const ClipChoice found = search_clip(heads, coder);
-    INFO("seed " << seed);
-    CHECK(found.ratio == Approx(best.ratio).margin(1e-12));
-    CHECK(found.cost == Approx(best.cost).epsilon(1e-12));
-    winners.insert(static_cast<int>(std::lround(100 * best.ratio)));
-  }
-  CHECK(winners.size() > 3);  // the search chose between several candidates
-}
-
-TEST_CASE("Clip ratios that cost the same go to the larger one", "[solve]") {
-  const RotatedData constant{.dim = kDim, .rows = std::vector<float>(kDim * 4, 1.0f)};
-  const ClipChoice found = search_clip(std::span(&constant, 1), UniformCoder{.bits = 2, .group_size = 16});
-  CHECK(found.ratio == 1.0);
-  CHECK(found.cost == 0.0);
-}
-
-TEST_CASE("Costs of rows that are not finite are refused", "[solve]") {
+TEST_CASE("Costs of rows that are not finite are refused", "[compute]") {
   for (const Coder& coder : kCoders)
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       RotatedData data = rotated_data(3, false, false);

@@ -1,9 +1,9 @@
 #include <kvq/codec/codec.h>
 #include <kvq/codec/poisoned.h>
 #include <kvq/compute/blas.h>
+#include <kvq/compute/coded_error.h>
 #include <kvq/compute/moment.h>
 #include <kvq/core/error.h>
-#include <kvq/solve/fit.h>
 
 #include <Eigen/Core>
 
@@ -100,7 +100,11 @@ double coding_cost(const FitData& data, const RowCodec& codec) {
 double energy(const FitData& data) { return quadratic(data, data.rows); }
 
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  const std::vector<float> e = coding_error(data.rows, data.dim, RowCodec(coder, clip_ratio, data.dim));
+  return clip_cost(data, RowCodec(coder, clip_ratio, data.dim));
+}
+
+double clip_cost(const RotatedData& data, const RowCodec& codec) {
+  const std::vector<float> e = coding_error(data.rows, data.dim, codec);
   const std::vector<float> product = times_metric(e, data.metric, data.dim);
   const double total = weighted_dot(e, product, data.weights, data.dim);
   const double along = weighted_dot(data.rows, product, data.weights, data.dim), length = energy(data);
@@ -108,28 +112,15 @@ double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio)
 }
 
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
+  return error_covariance(data, RowCodec(coder, clip_ratio, data.dim));
+}
+
+std::vector<double> error_covariance(const RotatedData& data, const RowCodec& codec) {
   MomentSum sum(data.dim);
-  sum.add(coding_error(data.rows, data.dim, RowCodec(coder, clip_ratio, data.dim)));
+  sum.add(coding_error(data.rows, data.dim, codec));
   sum.symmetrize();
   for (double& value : sum.sum) value /= sum.weight;
   return sum.sum;
-}
-
-ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& coder) {
-  ClipChoice best{1.0, 0.0};
-  std::vector<std::size_t> tried;
-  for (int percent = 100; percent >= 85; --percent) {
-    const double ratio = percent / 100.0;
-    // Ratios that name the same order statistic give the same codes.
-    const auto dim = static_cast<std::size_t>(heads.front().dim);
-    const std::size_t index = std::min(static_cast<std::size_t>(std::floor(ratio * static_cast<double>(dim))), dim - 1);
-    if (std::find(tried.begin(), tried.end(), index) != tried.end()) continue;
-    tried.push_back(index);
-    double cost = 0.0;
-    for (const RotatedData& data : heads) cost += clip_cost(data, coder, ratio);
-    if (percent == 100 || cost < best.cost) best = {ratio, cost};
-  }
-  return best;
 }
 
 }  // namespace kvq

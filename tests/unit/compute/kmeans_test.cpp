@@ -1,5 +1,5 @@
+#include <kvq/compute/kmeans.h>
 #include <kvq/compute/parallel.h>
-#include <kvq/solve/kmeans.h>
 
 #include "support/compare.h"
 #include "support/error_of.h"
@@ -102,7 +102,7 @@ double naive_seeds(const std::vector<float>& rows, int dim, int clusters, int tr
 
 }  // namespace
 
-TEST_CASE("The nearest centroid is that of a search in double, for odd sizes and any scale", "[solve]") {
+TEST_CASE("The nearest centroid is that of a search in double, for odd sizes and any scale", "[compute]") {
   for (const int dim : {1, 3, 16, 61})
     for (const int clusters : {1, 2, 15, 16, 17, 33, 100, 300})
       for (const auto& [offset, scale] :
@@ -118,7 +118,7 @@ TEST_CASE("The nearest centroid is that of a search in double, for odd sizes and
       }
 }
 
-TEST_CASE("Centroids that differ by less than a float product can tell are told apart", "[solve]") {
+TEST_CASE("Centroids that differ by less than a float product can tell are told apart", "[compute]") {
   constexpr int kDim = 64, kClusters = 40;
   const std::vector<float> base = test::gaussian(kDim, 1), steps = test::gaussian(kDim * kClusters, 2, 3e-7);
   std::vector<float> centroids;  // two groups, whose common mean is in neither
@@ -131,7 +131,7 @@ TEST_CASE("Centroids that differ by less than a float product can tell are told 
   }
 }
 
-TEST_CASE("A product that overflows on the way decides nothing", "[solve]") {
+TEST_CASE("A product that overflows on the way decides nothing", "[compute]") {
   // 2e20 * 1e18 fits into a float, twice that does not; the product with the first centroid is 0 in total.
   const std::vector<float> row(4, 2e20f);
   const std::vector<float> centroids = {1e18f,  1e18f, -1e18f, -1e18f, -1e18f, -1e18f, 1e18f, 1e18f,
@@ -139,7 +139,7 @@ TEST_CASE("A product that overflows on the way decides nothing", "[solve]") {
   CHECK(nearest_centroids(row, centroids, 4) == std::vector<std::int32_t>{3});
 }
 
-TEST_CASE("Of equally near centroids the lowest wins", "[solve]") {
+TEST_CASE("Of equally near centroids the lowest wins", "[compute]") {
   for (const int copies : {2, 3, 16, 40}) {  // the same two centroids over and over
     std::vector<float> centroids;
     for (int i = 0; i < copies; ++i)
@@ -155,7 +155,7 @@ TEST_CASE("Of equally near centroids the lowest wins", "[solve]") {
         std::vector<std::int32_t>{1, 0});
 }
 
-TEST_CASE("k-means never gets worse with more iterations, and more tolerance stops it earlier", "[solve]") {
+TEST_CASE("k-means never gets worse with more iterations, and more tolerance stops it earlier", "[compute]") {
   constexpr int kDim = 8, kClusters = 24;
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
     const std::vector<float> rows = test::rows_with_outliers(1201, kDim, seed);
@@ -182,7 +182,7 @@ TEST_CASE("k-means never gets worse with more iterations, and more tolerance sto
   }
 }
 
-TEST_CASE("Converged centroids are the means of their rows", "[solve]") {
+TEST_CASE("Converged centroids are the means of their rows", "[compute]") {
   constexpr int kDim = 5, kClusters = 13;
   const std::vector<float> rows =
       test::gaussian(kDim * 3001, 4);  // pieces of more than one cluster are summed in parts
@@ -200,7 +200,7 @@ TEST_CASE("Converged centroids are the means of their rows", "[solve]") {
   }
 }
 
-TEST_CASE("k-means has the same bytes for any number of threads", "[solve]") {
+TEST_CASE("k-means has the same bytes for any number of threads", "[compute]") {
   constexpr int kDim = 13;
   const std::vector<float> rows = test::rows_with_outliers(5003, kDim, 7);
   const auto with_threads = [&](int threads) {
@@ -217,7 +217,7 @@ TEST_CASE("k-means has the same bytes for any number of threads", "[solve]") {
   }
 }
 
-TEST_CASE("Seed, layer and head each choose other random numbers", "[solve]") {
+TEST_CASE("Seed, layer and head each choose other random numbers", "[compute]") {
   const std::vector<float> rows = test::gaussian(4 * 500, 1);
   const auto seeds = [&](std::uint64_t seed, int layer, int head) {
     return kmeans(rows, 4, {.clusters = 9, .max_iterations = 0, .seed = seed, .layer = layer, .head = head}).centroids;
@@ -225,7 +225,7 @@ TEST_CASE("Seed, layer and head each choose other random numbers", "[solve]") {
   CHECK(std::set<std::vector<float>>{seeds(0, 0, 0), seeds(1, 0, 0), seeds(0, 1, 0), seeds(0, 0, 1)}.size() == 4);
 }
 
-TEST_CASE("Separated clouds are recovered, far from zero too", "[solve]") {
+TEST_CASE("Separated clouds are recovered, far from zero too", "[compute]") {
   constexpr int kDim = 6, kClusters = 23;
   for (const float offset : {0.0f, 1000.0f, 1e5f})
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
@@ -237,7 +237,7 @@ TEST_CASE("Separated clouds are recovered, far from zero too", "[solve]") {
     }
 }
 
-TEST_CASE("Small clouds are seeded too when the rows are far apart as a whole", "[solve]") {
+TEST_CASE("Small clouds are seeded too when the rows are far apart as a whole", "[compute]") {
   constexpr int kDim = 6, kClusters = 20;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
     std::vector<float> rows = clouds(kClusters, 31, kDim, seed);
@@ -248,7 +248,7 @@ TEST_CASE("Small clouds are seeded too when the rows are far apart as a whole", 
   }
 }
 
-TEST_CASE("An offset that floats can hold changes nothing but the place", "[solve]") {
+TEST_CASE("An offset that floats can hold changes nothing but the place", "[compute]") {
   constexpr int kDim = 12, kClusters = 20;
   std::vector<float> rows = test::gaussian(kDim * 900, 2), moved;
   for (float& x : rows) x = std::round(x * 256.0f) / 256.0f;  // 4096 + x is exact
@@ -262,7 +262,7 @@ TEST_CASE("An offset that floats can hold changes nothing but the place", "[solv
   CHECK(there.inertia == here.inertia);
 }
 
-TEST_CASE("One cluster is the mean", "[solve]") {
+TEST_CASE("One cluster is the mean", "[compute]") {
   constexpr int kDim = 7;
   const std::vector<float> rows = test::rows_with_outliers(2503, kDim, 3);
   std::vector<double> mean(kDim, 0.0);
@@ -273,7 +273,7 @@ TEST_CASE("One cluster is the mean", "[solve]") {
   check_consistent(result, rows, kDim, 1);
 }
 
-TEST_CASE("As many clusters as rows leave no inertia", "[solve]") {
+TEST_CASE("As many clusters as rows leave no inertia", "[compute]") {
   for (const int count : {1, 2, 17, 200})
     for (const float offset : {0.0f, 1000.0f}) {
       std::vector<float> rows = test::gaussian(static_cast<std::size_t>(count) * 5, 9);
@@ -286,7 +286,7 @@ TEST_CASE("As many clusters as rows leave no inertia", "[solve]") {
     }
 }
 
-TEST_CASE("Fewer distinct rows than clusters leave clusters empty, without inertia", "[solve]") {
+TEST_CASE("Fewer distinct rows than clusters leave clusters empty, without inertia", "[compute]") {
   constexpr int kDim = 9;
   for (const std::size_t distinct : {1u, 3u})
     for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -303,7 +303,7 @@ TEST_CASE("Fewer distinct rows than clusters leave clusters empty, without inert
     }
 }
 
-TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
+TEST_CASE("A cluster without rows is given the farthest one", "[compute]") {
   // Rows so small that their squares underflow: seeding finds only distances of 0 and draws rows at random, some of
   // them twice.
   constexpr int kDim = 2, kClusters = 12;
@@ -337,7 +337,7 @@ TEST_CASE("A cluster without rows is given the farthest one", "[solve]") {
   CHECK(repaired > 5);
 }
 
-TEST_CASE("Of several restarts the best one counts", "[solve]") {
+TEST_CASE("Of several restarts the best one counts", "[compute]") {
   const std::vector<float> rows = test::gaussian(4 * 400, 8);
   int improved = 0;
   for (std::uint64_t seed = 0; seed < 10; ++seed) {
@@ -356,7 +356,7 @@ TEST_CASE("Of several restarts the best one counts", "[solve]") {
   CHECK(improved >= 4);
 }
 
-TEST_CASE("Seeds are as good as those of greedy k-means++, and better than those of k-means++", "[solve]") {
+TEST_CASE("Seeds are as good as those of greedy k-means++, and better than those of k-means++", "[compute]") {
   constexpr int kDim = 3, kClusters = 30, kTrials = 5, kRuns = 40;
   const std::vector<float> rows = test::gaussian(kDim * 400, 5);
   double ours = 0.0, greedy = 0.0, plain = 0.0;
@@ -370,7 +370,7 @@ TEST_CASE("Seeds are as good as those of greedy k-means++, and better than those
   CHECK(ours < 0.9 * plain);
 }
 
-TEST_CASE("Options out of range and rows that are not finite are errors in words", "[solve]") {
+TEST_CASE("Options out of range and rows that are not finite are errors in words", "[compute]") {
   const std::vector<float> rows = test::gaussian(2 * 5000, 1);
   const auto text = [&](const KMeansOptions& options) { return test::error_text([&] { kmeans(rows, 2, options); }); };
   for (const int clusters : {0, -3, 4097}) {

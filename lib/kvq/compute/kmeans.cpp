@@ -1,8 +1,8 @@
 #include <kvq/compute/blas.h>
+#include <kvq/compute/kmeans.h>
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/core/random.h>
-#include <kvq/solve/kmeans.h>
 
 #include <algorithm>
 #include <cmath>

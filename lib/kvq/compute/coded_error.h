@@ -41,20 +41,14 @@ double coding_cost(const FitData& data, const RowCodec& codec);
 double energy(const FitData& data);
 
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
+std::vector<double> error_covariance(const RotatedData& data, const RowCodec& codec);
 std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
 
-/// The cost that search_clip() minimizes. Clipping shortens all rows by about the same factor: write e_t = -a x_t + r_t
-/// with one a for all rows (least squares under the metric). The errors r_t of different tokens are independent and
-/// average out in an output that attends to many tokens; the parts -a x_t do not average out. So the cost is sum w r M
-/// r^T + shrink_weight * a^2 sum w x M x^T.
+/// The cost that the search for clip ratios minimizes. Clipping shortens all rows by about the same factor: write e_t =
+/// -a x_t + r_t with one a for all rows (least squares under the metric). The errors r_t of different tokens are
+/// independent and average out in an output that attends to many tokens; the parts -a x_t do not average out. So the
+/// cost is sum w r M r^T + shrink_weight * a^2 sum w x M x^T.
+double clip_cost(const RotatedData& data, const RowCodec& codec);
 double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
-
-struct ClipChoice {
-  double ratio = 1.0;
-  double cost = 0.0;
-};
-/// The clip ratio of smallest clip_cost() on the grid 0.85, 0.86, ..., 1.00 over several heads that share it; ties go
-/// to the larger ratio.
-ClipChoice search_clip(std::span<const RotatedData> heads, const UniformCoder& coder);
 
 }  // namespace kvq
