@@ -123,6 +123,23 @@ void refuse_without_dump(const CalibrateFlags& f) {
     throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
 }
 
+/// --stats-only ends before a decision, so flags of what a decision writes and prints contradict it.
+void refuse_with_stats_only(const CalibrateFlags& f) {
+  if (!f.behavior.stats_only) return;
+  if (f.inputs.dumps.empty() || f.inputs.stats.empty())
+    throw Error{ErrorKind::usage, "--stats-only collects a dump into a file: --model and --stats FILE are needed"};
+  const std::pair<const char*, bool> given[] = {
+      {"--output", !f.outputs.artifact.empty()},
+      {"--report-rotations", f.outputs.report_rotations},
+      {"--report-ablation", f.outputs.report_ablation},
+      {"--report-outliers", f.outputs.report_outliers},
+  };
+  for (const auto& [flag, is_given] : given)
+    if (is_given)
+      throw Error{ErrorKind::usage, fmt::format("--stats-only decides nothing, so {} has no meaning", flag),
+                  "kvq-calibrate --stats FILE --output FILE decides from the statistics"};
+}
+
 void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& behavior) {
   const std::string in = "Input and output";
   app.add_option("dump,-m,--model", inputs.dumps,
@@ -135,6 +152,9 @@ void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& 
       ->group(in);
   app.add_option("--stats", inputs.stats, "with a dump: write the collected statistics here; without: decide from them")
       ->type_name("FILE")
+      ->group(in);
+  app.add_flag("--stats-only", behavior.stats_only,
+               "with a dump: collect what the method needs into --stats FILE, decide nothing")
       ->group(in);
   app.add_option("--merge-stats", inputs.merge_stats, "join statistics files into --stats FILE")
       ->expected(1, -1)
@@ -249,6 +269,7 @@ Options resolve_options(const CalibrateFlags& f) {
   if (f.outputs.report_ablation && !method.ablate)
     refuse_flag("--report-ablation", method, [](const Method& row) { return row.ablate != nullptr; });
   Options options = resolve_options(method, f.given);
+  refuse_with_stats_only(f);
   refuse_overwriting(f);
   refuse_without_dump(f);
   return options;
@@ -257,11 +278,12 @@ Options resolve_options(const CalibrateFlags& f) {
 bool concerns_process(const CalibrateFlags& f) {
   const Outputs& out = f.outputs;
   return !out.artifact.empty() || !f.inputs.stats.empty() || !f.inputs.merge_stats.empty() || f.behavior.resume ||
-         f.behavior.dry_run || f.behavior.threads != 0 || out.json || out.report_ablation || out.report_outliers ||
-         out.report_rotations;
+         f.behavior.dry_run || f.behavior.stats_only || f.behavior.threads != 0 || out.json || out.report_ablation ||
+         out.report_outliers || out.report_rotations;
 }
 
 std::filesystem::path resolve_output(const CalibrateFlags& f) {
+  if (f.behavior.stats_only) return f.inputs.stats;
   if (!f.outputs.artifact.empty()) return f.outputs.artifact;
   if (f.inputs.dumps.empty()) throw Error{ErrorKind::usage, "--output is needed when there is no --model"};
   std::filesystem::path path = f.inputs.dumps.front();

@@ -31,7 +31,7 @@ struct Outputs {
 /// How kvq-calibrate runs, and what its statistics keep.
 struct Behavior {
   int threads = 0;
-  bool resume = false, dry_run = false;
+  bool resume = false, dry_run = false, stats_only = false;
   std::int64_t sample_tokens = 2048, golden_tokens = 32;
   std::optional<std::int64_t> held_out_tokens;  ///< empty: kHeldOutTokens if the method spends a budget, else none
   std::vector<std::string> collect;
@@ -60,7 +60,8 @@ Options resolve_options(const CalibrateFlags& flags);
 /// Whether a flag names a file to write, a report, or how the process runs: all that a row of a sweep cannot have.
 bool concerns_process(const CalibrateFlags& flags);
 
-/// --output if given, else `<dump stem>.<method>.safetensors` beside the first dump.
+/// The file that a run is about: with --stats-only the statistics, else --output if given, else
+/// `<dump stem>.<method>.safetensors` beside the first dump.
 std::filesystem::path resolve_output(const CalibrateFlags& flags);
 
 }  // namespace kvq

@@ -71,8 +71,8 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
              counted(dump.num_sequences(), "sequence"), safe_line(output.string()));
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
              p.gemm_gflops);
-  fmt::print("memory    about {} at the peak\nartifact  about {}\n", format_bytes(p.peak_bytes),
-             format_bytes(p.artifact_bytes));
+  fmt::print("memory    about {} at the peak\n", format_bytes(p.peak_bytes));
+  if (!flags.behavior.stats_only) fmt::print("artifact  about {}\n", format_bytes(p.artifact_bytes));
   return 0;
 }
 
@@ -155,29 +155,74 @@ void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
                   parts.path().string(), counted(parts.num_parts(), "layer")));
 }
 
-void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
-  const fs::path output = resolve_output(flags);
-  const Dump dump = open_dump(flags.inputs);
+/// What the flags ask for, of a dump that has it.
+CollectRequest checked_request(const CalibrateFlags& flags, const Options& options, const Dump& dump,
+                               const std::vector<int>& wanted) {
   check_layers(options, dump.model());
-  const CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
-                               chosen_tokens(flags.inputs, dump)};
+  CollectRequest request{choose_layers(dump.model(), wanted), make_request(flags.behavior, options),
+                         chosen_tokens(flags.inputs, dump)};
   check_queries(request.stats, flags.inputs, dump);
-  const OutputClaim claim = OutputClaim::of_file(output, "kvq-calibrate");
-  const auto stats_claim = claim_stats(flags);
-  const PartsFolder parts(claim.path().string() + ".parts");
+  return request;
+}
+
+/// Collects into the parts, and joins them in the file of --stats if there is one.
+StatsOrigin collect_dump(const CalibrateFlags& flags, const Dump& dump, const CollectRequest& request,
+                         const PartsFolder& parts, const std::optional<OutputClaim>& stats) {
+  check_disk_space(request, parts, stats ? stats->path() : fs::path());
+  StatsOrigin origin = collect_with_progress(dump, request, parts, flags.behavior.resume, says_nothing(flags));
+  if (stats) merge_parts(origin, stats->path());
+  return origin;
+}
+
+/// Runs `work`, which collects into the parts. If `work` fails or the process is interrupted, the message says how to
+/// go on with the parts that are collected.
+template <typename Work>
+void with_parts(const CalibrateFlags& flags, const PartsFolder& parts, Work work) {
   say_parts(flags, parts);
   set_interruption_advice("; the same command with --resume continues");
-  StatsOrigin origin;
-  Artifact artifact;
   try {
-    check_disk_space(request, parts, stats_claim ? stats_claim->path() : fs::path());
-    origin = collect_with_progress(dump, request, parts, flags.behavior.resume, says_nothing(flags));
-    if (stats_claim) merge_parts(origin, stats_claim->path());
-    artifact = decide_and_save(flags, origin, options, claim);
+    work();
   } catch (...) {
     rethrow_with_parts(parts);
   }
   set_interruption_advice("");
+}
+
+/// --stats-only.
+void collect_only(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+  const Dump dump = open_dump(flags.inputs);
+  const CollectRequest request = checked_request(flags, options, dump, wanted);
+  const auto claim = claim_stats(flags);
+  const PartsFolder parts(claim->path().string() + ".parts");
+  with_parts(flags, parts, [&] { collect_dump(flags, dump, request, parts, claim); });
+  const RemoveParts at_end(parts, flags.outputs.quiet);
+  const std::string file = claim->path().string();
+  if (flags.outputs.json)
+    fmt::print("{}\n", Json{{"schema_version", "1.0"},
+                            {"tool", "kvq-calibrate " KVQ_VERSION},
+                            {"stats", utf8_text(file)},
+                            {"layers", request.layers.size()},
+                            {"tokens", request.tokens.count}}
+                           .dump(2));
+  else if (!flags.outputs.quiet)
+    fmt::print("wrote {} ({}): statistics of {}, {}\nnext: kvq-calibrate --stats {} --output ARTIFACT\n",
+               safe_line(file), format_bytes(static_cast<double>(fs::file_size(file))),
+               counted(request.layers.size(), "layer"), counted(request.tokens.count, "token"), safe_line(file));
+}
+
+void calibrate_dump(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+  const fs::path output = resolve_output(flags);
+  const Dump dump = open_dump(flags.inputs);
+  const CollectRequest request = checked_request(flags, options, dump, wanted);
+  const OutputClaim claim = OutputClaim::of_file(output, "kvq-calibrate");
+  const auto stats_claim = claim_stats(flags);
+  const PartsFolder parts(claim.path().string() + ".parts");
+  StatsOrigin origin;
+  Artifact artifact;
+  with_parts(flags, parts, [&] {
+    origin = collect_dump(flags, dump, request, parts, stats_claim);
+    artifact = decide_and_save(flags, origin, options, claim);
+  });
   const RemoveParts at_end(parts, flags.outputs.quiet);
   print_results(flags.outputs, origin, options, artifact, output);
 }
@@ -196,6 +241,8 @@ int calibrate(const CalibrateFlags& flags) {
   if (flags.behavior.dry_run) return dry_run(flags, options);
   if (inputs.dumps.empty())
     calibrate_statistics(flags, options, wanted);
+  else if (flags.behavior.stats_only)
+    collect_only(flags, options, wanted);
   else
     calibrate_dump(flags, options, wanted);
   return 0;
