@@ -5,22 +5,24 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-usage: scripts/setup.sh [--with-tests] [--with-dump] [--no-packages] [--check]
+usage: scripts/setup.sh [--with-tests] [--with-dump] [--with-mpi] [--no-packages] [--check]
 
   (nothing)      compilers, libraries, and .venv with numpy, h5py, safetensors, pytest
-  --with-tests   also the test libraries, clang (sanitizers, fuzzing) and chromium (the HTML report)
+  --with-tests   also the test libraries, clang (sanitizers, fuzzing), chromium (the HTML report) and Open MPI
   --with-dump    also torch and transformers in .venv, for scripts/dump_qkv.py and scripts/perplexity.py;
                  a torch that python3 already has is used as it is
+  --with-mpi     also Open MPI, for kvq-calibrate-mpi
   --no-packages  only .venv: system packages are yours to install (a system without apt-get)
   --check        say what is missing, install nothing; exit 1 if something is
 TEXT
 }
 
-with_tests=0 with_dump=0 with_packages=1 check=0
+with_tests=0 with_dump=0 with_mpi=0 with_packages=1 check=0
 for word in "$@"; do
   case "$word" in
     --with-tests) with_tests=1 ;;
     --with-dump) with_dump=1 ;;
+    --with-mpi) with_mpi=1 ;;
     --no-packages) with_packages=0 ;;
     --check) check=1 ;;
     -h | --help) usage; exit 0 ;;
@@ -30,6 +32,7 @@ done
 
 packages=(cmake ninja-build g++ python3 python3-venv libeigen3-dev libhdf5-dev libcli11-dev libfmt-dev
           nlohmann-json3-dev libvalijson-dev libtbb-dev libopenblas-dev libxxhash-dev)
+[ $((with_tests + with_mpi)) -gt 0 ] && packages+=(openmpi-bin libopenmpi-dev)
 [ $with_tests = 1 ] && packages+=(catch2 librapidcheck-dev clang-19 libclang-rt-19-dev chromium)
 
 has_package() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }

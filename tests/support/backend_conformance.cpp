@@ -163,6 +163,18 @@ void check_attention_of(Backend& backend, const LayerActivations& layer) {
         halves[h].scored_query.add(half[others][h].scored_query);
       }
     }
+    // One head at a time gives the same bits.
+    std::vector<AttentionMoments> one_by_one = no_moments(g, true);
+    for (int h = g.num_kv_heads - 1; h >= 0; --h) {
+      SequenceAttention one = sequence;
+      one.first_kv_head = h, one.kv_heads = 1;
+      backend.add_attention_moments(one, true, one_by_one, {});
+    }
+    for (std::size_t h = 0; h < found.size(); ++h) {
+      CHECK(one_by_one[h].outputs.sum == found[h].outputs.sum);
+      CHECK(one_by_one[h].scored_query.sum == found[h].scored_query.sum);
+      CHECK(one_by_one[h].column_energy == found[h].column_energy);
+    }
     std::vector<AttentionMoments> unscored = no_moments(g, false);
     backend.add_attention_moments(sequence, false, unscored, {});
     for (auto* moments : {&found, &twice, &halves, &unscored}) symmetrize(*moments);

@@ -30,9 +30,13 @@ struct MomentRequest {
 /// One sequence of one layer.
 struct SequenceAttention {
   const LayerGeometry& geometry;
-  TensorView q, k, v;                    ///< of the layer, [T, Hq | Hkv, D | Dv]
-  std::int64_t first = 0, count = 0;     ///< tokens of the sequence
-  const std::uint8_t* counts = nullptr;  ///< [T] 0: the token's queries are in no sum; null: all queries count
+  TensorView q, k, v;                      ///< of the layer, [T, Hq | Hkv, D | Dv]
+  std::int64_t first = 0, count = 0;       ///< tokens of the sequence
+  const std::uint8_t* counts = nullptr;    ///< [T] 0: the token's queries are in no sum; null: all queries count
+  int first_kv_head = 0, kv_heads = kAll;  ///< whose moments are computed
+  static constexpr int kAll = -1;
+
+  int end_kv_head() const { return kv_heads == kAll ? geometry.num_kv_heads : first_kv_head + kv_heads; }
 };
 
 /// Rows to quantize, and how. Both outlive the call.
@@ -68,8 +72,8 @@ class Backend {
   virtual std::vector<float> quadratic_forms(const TensorView& rows, std::span<const double> matrices,
                                              const MomentRequest& request) = 0;
   /// Adds the moments of one sequence (attention_moment.h) to those of each KV head, [Hkv]. `column_energy` is
-  /// overwritten, [count].
-  /// @param head_done  called as often as there are KV heads, from any thread
+  /// overwritten, [count]. KV heads that the sequence does not ask for stay as they are.
+  /// @param head_done  called once for each KV head that is asked for, from any thread
   virtual void add_attention_moments(const SequenceAttention& sequence, bool with_scored_query,
                                      std::span<AttentionMoments> into, const std::function<void()>& head_done) = 0;
 

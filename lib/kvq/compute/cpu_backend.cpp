@@ -76,7 +76,7 @@ class CpuBackend : public Backend {
   void add_attention_moments(const SequenceAttention& sequence, bool with_scored_query,
                              std::span<AttentionMoments> into, const std::function<void()>& head_done) override {
     KVQ_ASSERT(into.size() == static_cast<std::size_t>(sequence.geometry.num_kv_heads));
-    for (int h = 0; h < sequence.geometry.num_kv_heads; ++h) {
+    for (int h = sequence.first_kv_head; h < sequence.end_kv_head(); ++h) {
       add_head(sequence, h, with_scored_query, into[static_cast<std::size_t>(h)]);
       if (head_done) head_done();
     }

@@ -9,7 +9,7 @@ namespace kvq {
 
 namespace {
 /// Rows converted and multiplied at a time: 256 x 128 doubles stay in the second-level cache.
-constexpr std::size_t kBlockRows = 256;
+constexpr std::size_t kRowsAtOnce = 256;
 }  // namespace
 
 MomentSum::MomentSum(int d)
@@ -21,9 +21,9 @@ void MomentSum::add(std::span<const float> rows, std::span<const float> weights)
   const auto d = static_cast<std::size_t>(dim);
   const std::size_t count = rows.size() / d;
   KVQ_ASSERT(rows.size() == count * d && (weights.empty() || weights.size() == count));
-  std::vector<double> block(std::min(count, kBlockRows) * d);
-  for (std::size_t first = 0; first < count; first += kBlockRows) {
-    const std::size_t n = std::min(kBlockRows, count - first);
+  std::vector<double> block(std::min(count, kRowsAtOnce) * d);
+  for (std::size_t first = 0; first < count; first += kRowsAtOnce) {
+    const std::size_t n = std::min(kRowsAtOnce, count - first);
     for (std::size_t t = 0; t < n; ++t) {
       const float* x = rows.data() + (first + t) * d;
       const double w = weights.empty() ? 1.0 : weights[first + t];

@@ -1,0 +1,161 @@
+"""kvq-calibrate-mpi: the bytes of kvq-calibrate for any number of processes, and what is left when one of them dies."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from kvq_tools import BIN, calibrate, succeed
+
+TOOL = BIN / "kvq-calibrate-mpi"
+LAYERS = 3
+# Open MPI refuses root, and more processes than cores, unless it is told to.
+ENVIRONMENT = os.environ | {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def is_built():
+    """With an MPI on this machine the tool must be there."""
+    if shutil.which("mpicxx") is None:
+        pytest.skip("no MPI here")
+    assert TOOL.exists()
+
+
+@pytest.fixture(scope="module")
+def dump(make_dump) -> Path:
+    return make_dump(tokens=120, sequences=2, layers=LAYERS, generated=40)
+
+
+@pytest.fixture(scope="module")
+def long_dump(make_dump) -> Path:
+    """Takes some seconds, so that a run can be disturbed."""
+    return make_dump(tokens=6000, layers=4)
+
+
+def command(processes: int, *words: object) -> list[str]:
+    return ["mpirun", "-n", str(processes), str(TOOL), "--quiet", *map(str, words)]
+
+
+def mpi(processes: int, *words: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(processes, *words),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+CASES = {
+    "oscar": ("--method", "oscar", "--collect", "all"),
+    "queries": ("--method", "oscar", "--queries", "generated", "--target-k", "scored_query"),
+    "kvq": ("--method", "kvq", "--held-out-tokens", "24"),
+}
+
+
+# With 8 processes, three groups collect the three layers, and processes compute some KV heads or none.
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
+def test_bytes_are_those_of_one_process(dump, tmp_path, processes, flags):
+    whole, dealt = tmp_path / "whole", tmp_path / "dealt"
+    calibrate(dump, whole, "--stats", tmp_path / "whole.stats", *flags)
+    result = mpi(processes, "--model", dump, "--output", dealt, "--stats", tmp_path / "dealt.stats", *flags)
+    assert result.returncode == 0, result.stderr
+    assert dealt.read_bytes() == whole.read_bytes()
+    assert (tmp_path / "dealt.stats").read_bytes() == (tmp_path / "whole.stats").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 4  # no parts are left
+
+
+def test_part_of_a_dump(dump, tmp_path):
+    flags = ("--layers", "0,2", "--first-token", 7, "--num-tokens", 80, "--stats-only")
+    succeed("kvq-calibrate", "--quiet", "--model", dump, "--stats", tmp_path / "whole", *flags)
+    assert mpi(5, "--model", dump, "--stats", tmp_path / "dealt", *flags).returncode == 0
+    assert (tmp_path / "dealt").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_statistics_need_no_other_process(dump, tmp_path):
+    calibrate(dump, tmp_path / "whole", "--stats", tmp_path / "stats")
+    assert mpi(3, "--stats", tmp_path / "stats", "--output", tmp_path / "dealt").returncode == 0
+    assert (tmp_path / "dealt").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--model", "missing.h5", "--output", "x"), 3, "missing.h5: cannot open"),
+        (("--mode", "missing.h5"), 2, "--mode"),
+        ((), 2, "--model DUMP.h5 is needed"),
+    ],
+)
+def test_one_process_says_what_is_wrong(words, code, said):
+    result = mpi(3, *words)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("kvq-calibrate-mpi: error: ")]
+    assert result.returncode == code
+    assert len(errors) == 1 and said in errors[0]
+
+
+def ranks_of(run: subprocess.Popen) -> list[int]:
+    """Processes of the run, from /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent == run.pid and words[0].endswith(b"kvq-calibrate-mpi"):
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+def start(processes: int, *words: object) -> tuple[subprocess.Popen, list[int]]:
+    run = subprocess.Popen(
+        command(processes, *words), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 30
+    while len(ranks := ranks_of(run)) < processes:
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return run, ranks
+
+
+@pytest.mark.parametrize("processes", [2, 6])
+def test_a_killed_process_ends_the_run_and_resume_continues(long_dump, tmp_path, processes):
+    whole, dealt = tmp_path / "whole", tmp_path / "dealt"
+    calibrate(long_dump, whole)
+    chance = random.Random(processes)
+    for _ in range(2):
+        run, ranks = start(processes, "--model", long_dump, "--output", dealt, "--resume", "--threads", 1)
+        time.sleep(chance.uniform(0.0, 1.0))
+        os.kill(chance.choice(ranks), signal.SIGKILL)
+        _, errors = run.communicate(timeout=60)
+        assert run.returncode != 0 and "signal 9" in errors
+        if dealt.exists():  # the process was killed when all was done
+            assert dealt.read_bytes() == whole.read_bytes()
+            dealt.unlink()
+    result = mpi(processes, "--model", long_dump, "--output", dealt, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert dealt.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dealt", "whole"]
+
+
+def test_a_process_that_stands_still_for_a_while_changes_nothing(long_dump, tmp_path):
+    whole, dealt = tmp_path / "whole", tmp_path / "dealt"
+    calibrate(long_dump, whole)
+    run, ranks = start(6, "--model", long_dump, "--output", dealt, "--threads", 1)
+    for rank in (ranks[1], ranks[-1]):
+        os.kill(rank, signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(rank, signal.SIGCONT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, errors
+    assert dealt.read_bytes() == whole.read_bytes()

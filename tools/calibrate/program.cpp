@@ -1,0 +1,252 @@
+#include "calibrate/program.h"
+
+#include "calibrate/outliers.h"
+#include "calibrate/outputs.h"
+#include "calibrate/predict.h"
+#include "calibrate/report.h"
+#include "calibrate/run.h"
+#include "common/plural.h"
+#include "common/process.h"
+#include "common/progress.h"
+#include "common/say.h"
+#include "common/table.h"
+#include "common/wrong_file.h"
+#include "inspect/verdict.h"
+
+#include <kvq/compute/parallel.h>
+#include <kvq/core/error.h>
+#include <kvq/core/text.h>
+#include <kvq/methods/data_size.h>
+#include <kvq/methods/rotated_plan.h>
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <optional>
+
+namespace kvq {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+std::vector<int> wanted_layers(const Inputs& inputs) {
+  return inputs.layers.empty() ? std::vector<int>{} : parse_int_list(inputs.layers, "--layers");
+}
+
+int dry_run(const CalibrateFlags& flags, const Options& options) {
+  if (flags.inputs.dumps.empty())
+    throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+  const fs::path output = resolve_output(flags);
+  check_outputs(flags, output);
+  const Dump dump = open_dump(flags.inputs);
+  check_layers(options, dump.model());
+  const auto layers = choose_layers(dump.model(), wanted_layers(flags.inputs));
+  for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
+  const StatsRequest request = make_request(flags.behavior, options);
+  check_queries(request, flags.inputs, dump);
+  const Prediction p =
+      predict(dump, layers, request, options, chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
+  if (flags.outputs.json) {
+    fmt::print("{}\n", Json{{"schema_version", "1.0"},
+                            {"tool", "kvq-calibrate " KVQ_VERSION},
+                            {"output", utf8_text(output.string())},
+                            {"layers", layers.size()},
+                            {"tokens", chosen_tokens(flags.inputs, dump).count},
+                            {"threads", p.threads},
+                            {"gemm_gflops", p.gemm_gflops},
+                            {"seconds", p.seconds},
+                            {"peak_bytes", p.peak_bytes},
+                            {"artifact_bytes", p.artifact_bytes}}
+                           .dump(2));
+    return 0;
+  }
+  const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
+  const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
+  fmt::print("{}, {}{} in {}; would write {}\n", counted(layers.size(), "layer"), counted(tokens, "token"), of,
+             counted(dump.num_sequences(), "sequence"), safe_line(output.string()));
+  fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
+             p.gemm_gflops);
+  fmt::print("memory    about {} at the peak\n", format_bytes(p.peak_bytes));
+  if (!flags.behavior.stats_only) fmt::print("artifact  about {}\n", format_bytes(p.artifact_bytes));
+  return 0;
+}
+
+std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope scope) {
+  constexpr int kTable10GroupSize = 64;
+  std::vector<LayerRotationReport> reports;
+  reports.reserve(origin.size());
+  for (std::size_t i = 0; i < origin.size(); ++i)
+    reports.push_back(report_rotations(*origin.load(i), scope, kTable10GroupSize));
+  return reports;
+}
+
+void print_results(const Outputs& outputs, const StatsOrigin& origin, const Options& options, const Artifact& artifact,
+                   const fs::path& output) {
+  const auto ablations = outputs.report_ablation ? find_method(options.method).ablate(origin, options, cpu_backend())
+                                                 : std::vector<AblationRow>{};
+  const auto reports =
+      outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
+  const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
+  const std::string few =
+      too_few_tokens(origin.header.model, artifact.calibration.tokens, !artifact.calibration.budget.is_null());
+  if (!outputs.quiet) {
+    if (!few.empty() && !outputs.json) say(fmt::format("kvq-calibrate: warning: {}\n", few));
+    say(layout_warning(artifact));
+    say(transform_advice(origin, artifact, options));
+  }
+  if (outputs.json) {
+    Json json = calibrate_json(artifact, output, outputs.context);
+    json["warnings"] = few.empty() ? Json::array() : Json::array({few});
+    if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
+    if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
+    if (outputs.report_ablation) json["ablation"] = ablation_json(ablations);
+    fmt::print("{}\n", json.dump(2));
+    return;
+  }
+  if (!outputs.quiet) {
+    fmt::print("{}", closing_table(artifact, outputs.context));
+    fmt::print("wrote {} ({})\n", safe_line(output.string()), format_bytes(static_cast<double>(fs::file_size(output))));
+    for (const LayerPlan& layer : artifact.layers)
+      if (!layer.v)
+        fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
+                   to_string(layer.geometry.kind));
+    fmt::print("\n{}", verdict_text(artifact, verdict_of(artifact, output, outputs.context)));
+  }
+  if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports, options.scope));
+  if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));
+  if (outputs.report_ablation) fmt::print("\n{}", ablation_table(ablations));
+}
+
+bool says_nothing(const CalibrateFlags& flags) { return flags.outputs.quiet || flags.outputs.json; }
+
+/// @param claim  of the artifact
+Artifact decide_and_save(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
+                         const OutputClaim& claim) {
+  Artifact artifact = decide(origin, flags.behavior.golden_tokens, options, says_nothing(flags));
+  save_artifact(artifact, claim.path());
+  return artifact;
+}
+
+/// Merges statistics files and decides from statistics, each if the flags say so.
+void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+  const auto stats_claim = claim_stats(flags);
+  std::optional<OutputClaim> claim;
+  const bool only_merges = !flags.inputs.merge_stats.empty() && flags.outputs.artifact.empty();
+  const fs::path output = only_merges ? fs::path() : resolve_output(flags);
+  if (!only_merges) claim.emplace(OutputClaim::of_file(output, "kvq-calibrate"));
+  if (!flags.inputs.merge_stats.empty())
+    merge_stats_files({flags.inputs.merge_stats.begin(), flags.inputs.merge_stats.end()}, flags.inputs.stats,
+                      [](const std::string& text) { say(fmt::format("kvq-calibrate: warning: {}\n", text)); });
+  if (only_merges) return;
+  check_layers(options, StatsFile::open(flags.inputs.stats).header().model);
+  const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
+  const Artifact artifact = decide_and_save(flags, origin, options, *claim);
+  print_results(flags.outputs, origin, options, artifact, output);
+}
+
+void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
+  if (says_nothing(flags) || flags.behavior.resume || parts.num_parts() == 0) return;
+  say(fmt::format("note: {} has {} of an unfinished run; with --resume this run would take them over\n",
+                  parts.path().string(), counted(parts.num_parts(), "layer")));
+}
+
+/// Collects into the parts, and joins them in the file of --stats if there is one.
+StatsOrigin collect_dump(const CalibrateFlags& flags, const Dump& dump, const CollectRequest& request,
+                         const PartsFolder& parts, const std::optional<OutputClaim>& stats,
+                         const CollectDump& collect) {
+  check_disk_space(request, parts, stats ? stats->path() : fs::path());
+  StatsOrigin origin = collect(dump, request, parts, flags.behavior.resume, says_nothing(flags));
+  if (stats) merge_parts(origin, stats->path());
+  return origin;
+}
+
+/// Runs `work`, which collects into the parts. If `work` fails or the process is interrupted, the message says how to
+/// go on with the parts that are collected.
+template <typename Work>
+void with_parts(const CalibrateFlags& flags, const PartsFolder& parts, Work work) {
+  say_parts(flags, parts);
+  set_interruption_advice("; the same command with --resume continues");
+  try {
+    work();
+  } catch (...) {
+    rethrow_with_parts(parts);
+  }
+  set_interruption_advice("");
+}
+
+/// --stats-only.
+void collect_only(const CalibrateFlags& flags, const Options& options, const CollectDump& collect) {
+  const Dump dump = open_dump(flags.inputs);
+  const CollectRequest request = checked_request(flags, options, dump);
+  const auto claim = claim_stats(flags);
+  const PartsFolder parts(claim->path().string() + ".parts");
+  with_parts(flags, parts, [&] { collect_dump(flags, dump, request, parts, claim, collect); });
+  const RemoveParts at_end(parts, flags.outputs.quiet);
+  const std::string file = claim->path().string();
+  if (flags.outputs.json)
+    fmt::print("{}\n", Json{{"schema_version", "1.0"},
+                            {"tool", "kvq-calibrate " KVQ_VERSION},
+                            {"stats", utf8_text(file)},
+                            {"layers", request.layers.size()},
+                            {"tokens", request.tokens.count}}
+                           .dump(2));
+  else if (!flags.outputs.quiet)
+    fmt::print("wrote {} ({}): statistics of {}, {}\nnext: kvq-calibrate --stats {} --output ARTIFACT\n",
+               safe_line(file), format_bytes(static_cast<double>(fs::file_size(file))),
+               counted(request.layers.size(), "layer"), counted(request.tokens.count, "token"), safe_line(file));
+}
+
+void calibrate_dump(const CalibrateFlags& flags, const Options& options, const CollectDump& collect) {
+  const fs::path output = resolve_output(flags);
+  const Dump dump = open_dump(flags.inputs);
+  const CollectRequest request = checked_request(flags, options, dump);
+  const OutputClaim claim = OutputClaim::of_file(output, "kvq-calibrate");
+  const auto stats_claim = claim_stats(flags);
+  const PartsFolder parts(claim.path().string() + ".parts");
+  StatsOrigin origin;
+  Artifact artifact;
+  with_parts(flags, parts, [&] {
+    origin = collect_dump(flags, dump, request, parts, stats_claim, collect);
+    artifact = decide_and_save(flags, origin, options, claim);
+  });
+  const RemoveParts at_end(parts, flags.outputs.quiet);
+  print_results(flags.outputs, origin, options, artifact, output);
+}
+
+}  // namespace
+
+Dump open_dump(const Inputs& inputs) {
+  return open_with_hint(inputs.dumps, hint_for_dump,
+                        [&] { return Dump::open({inputs.dumps.begin(), inputs.dumps.end()}); });
+}
+
+CollectRequest checked_request(const CalibrateFlags& flags, const Options& options, const Dump& dump) {
+  check_layers(options, dump.model());
+  CollectRequest request{choose_layers(dump.model(), wanted_layers(flags.inputs)),
+                         make_request(flags.behavior, options), chosen_tokens(flags.inputs, dump)};
+  check_queries(request.stats, flags.inputs, dump);
+  return request;
+}
+
+int calibrate(const CalibrateFlags& flags, const CollectDump& collect) {
+  const ThreadLimit limit(flags.behavior.threads);
+  const Options options = resolve_options(flags);
+  const Inputs& inputs = flags.inputs;
+  const std::vector<int> wanted = wanted_layers(inputs);
+  if (!inputs.merge_stats.empty() && (!inputs.dumps.empty() || inputs.stats.empty()))
+    throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
+  if (inputs.dumps.empty() && inputs.stats.empty())
+    throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
+                "see kvq-calibrate --help"};
+  if (flags.behavior.dry_run) return dry_run(flags, options);
+  if (inputs.dumps.empty())
+    calibrate_statistics(flags, options, wanted);
+  else if (flags.behavior.stats_only)
+    collect_only(flags, options, collect);
+  else
+    calibrate_dump(flags, options, collect);
+  return 0;
+}
+
+}  // namespace kvq
