@@ -29,7 +29,7 @@ from .rope import read_rope
 from .rounding import Rounding
 from .softmax import attend
 from .survey import survey
-from .writer import DumpWriter
+from .writer import LayerLedger
 
 INTERFACE_NAME = "kvq_dump"
 # Further terms of the logits that some models pass to the attention interface. A dump has no field for them.
@@ -90,14 +90,14 @@ def choose_witness_rows(cu_seqlens: np.ndarray, most_projected: int = 64, most_o
 
 
 class Recorder:
-    """Attached to a model; writes the attention inputs of each forward pass to a DumpWriter.
+    """Attached to a model; writes the attention inputs of each forward pass to a DumpWriter, or to another LayerLedger.
 
     `row` is the dump's row for the first token of the next forward pass; None: the pass is not recorded.
     `witnesses` has those of the wanted layers that have attention with keys of their own.
     """
 
     def __init__(
-        self, text, family: Family, writer: DumpWriter, layers: list[int], rows: WitnessRows, progress: Progress
+        self, text, family: Family, writer: LayerLedger, layers: list[int], rows: WitnessRows, progress: Progress
     ):
         self.text, self.family, self.writer = text, family, writer
         self.wanted, self.rows, self.progress = layers, rows, progress
@@ -147,8 +147,12 @@ class Recorder:
             witness = self.witnesses.get(getattr(module, "layer_idx", None))
             if witness is not None and witness.anatomy.attention is module:
                 self._record(module, query, key, value, output, kwargs)
-            self.progress.advance(query.shape[2])
+            self.progress.advance(self.recorded_tokens(query))
         return output, weights
+
+    def recorded_tokens(self, query) -> int:
+        """Tokens of this pass that are recorded, for the progress."""
+        return query.shape[2]
 
     def _record(self, module, query, key, value, output, kwargs) -> None:
         layer = module.layer_idx

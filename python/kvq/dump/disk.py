@@ -45,8 +45,9 @@ def refuse_too_little_space(output: Path, needed: int) -> None:
 
 
 @contextmanager
-def disk_errors(output: Path) -> Iterator[None]:
-    """Turns HDF5's errors of the system, such as a full disk, into one line that names `output`."""
+def disk_errors(output: Path, lost: str = "no dump was written") -> Iterator[None]:
+    """Turns HDF5's errors of the system, such as a full disk, into one line that names `output`.
+    @param lost  what the error costs"""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -54,4 +55,4 @@ def disk_errors(output: Path) -> Iterator[None]:
         number = int(found[1]) if found else getattr(error, "errno", None)
         if not found and number not in OF_WRITING:
             raise
-        raise KvqError(EXIT_INPUT, f"{output}: cannot write: {os.strerror(number)}", "no dump was written") from error
+        raise KvqError(EXIT_INPUT, f"{output}: cannot write: {os.strerror(number)}", lost) from error

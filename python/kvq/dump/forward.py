@@ -12,7 +12,7 @@ def decoder_of(model):
 
 
 def run_text(text, ids: torch.Tensor, positions: torch.Tensor):
-    """One forward pass of a model's decoder over ids [1, n] without a cache and without logits.
+    """One forward pass of a model's decoder over ids [B, n] without a cache and without logits.
 
     The mask of ones is necessary: without a mask, transformers takes jumping positions for several packed sequences,
     and a stretched prompt would see none of its past.

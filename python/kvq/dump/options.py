@@ -73,14 +73,22 @@ def build_parser() -> Parser:
     parser.add_argument("model", metavar="MODEL", help="model folder, or the id of a model on the hub")
     parser.add_argument("--output", metavar="OUT.h5", required=True, help="the dump to write")
     parser.add_argument("--version", action="version", version=f"{program_name(PROGRAM)} {__version__}")
-    _add_text_options(parser)
-    _add_sequence_options(parser)
-    _add_content_options(parser)
-    _add_run_options(parser)
+    add_text_options(parser)
+    add_sequence_options(parser)
+    content = parser.add_argument_group("what is stored")
+    add_content_options(content)
+    content.add_argument(
+        "--o-proj", action="store_true", help="add each layer's output projection, float16 (its metric is there always)"
+    )
+    running = parser.add_argument_group("running")
+    add_run_options(running)
+    running.add_argument(
+        "--dry-run", action="store_true", help="say how large the dump becomes, and the time and memory; write nothing"
+    )
     return parser
 
 
-def _add_text_options(parser: Parser) -> None:
+def add_text_options(parser: Parser) -> None:
     group = parser.add_argument_group("text")
     group.add_argument(
         "--text",
@@ -148,7 +156,7 @@ def _add_record_options(parser: Parser) -> None:
     group.add_argument("--split", metavar="NAME", default="train", help="split of a data set (default train)")
 
 
-def _add_sequence_options(parser: Parser) -> None:
+def add_sequence_options(parser: Parser) -> None:
     group = parser.add_argument_group("sequences")
     group.add_argument(
         "--sequence-length",
@@ -187,8 +195,7 @@ def _add_sequence_options(parser: Parser) -> None:
     group.add_argument("--allow-duplicates", action="store_true", help="accept sequences with the same tokens")
 
 
-def _add_content_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what is stored")
+def add_content_options(group) -> None:
     group.add_argument(
         "--dtype",
         choices=["auto", "float32", "float16", "bfloat16"],
@@ -197,9 +204,6 @@ def _add_content_options(parser: Parser) -> None:
     )
     group.add_argument("--layers", metavar="LIST", type=layer_list, help="only these, as in 0,3,5-7 (default: all)")
     group.add_argument(
-        "--o-proj", action="store_true", help="add each layer's output projection, float16 (its metric is there always)"
-    )
-    group.add_argument(
         "--curvature",
         action="store_true",
         help="add output_curvature: one backward pass per prompt, needs its activations in memory",
@@ -207,17 +211,13 @@ def _add_content_options(parser: Parser) -> None:
     group.add_argument("--model-name", metavar="NAME", help="name in the file (default: hub id or folder name)")
 
 
-def _add_run_options(parser: Parser) -> None:
-    group = parser.add_argument_group("running")
+def add_run_options(group) -> None:
     group.add_argument(
         "--device",
         metavar="auto|balanced|cpu|cuda|cuda:N",
         default="cpu",
         help="where to run; auto and balanced spread a model over all GPUs, auto also over CPU memory if GPUs are too "
         "small (needs the package accelerate; default cpu)",
-    )
-    group.add_argument(
-        "--dry-run", action="store_true", help="say how large the dump becomes, and the time and memory; write nothing"
     )
     group.add_argument(
         "--compute-dtype",
@@ -233,10 +233,15 @@ def _add_run_options(parser: Parser) -> None:
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     args = parser.parse_args(argv)
+    refuse_contradictions(parser, args)
+    return args
+
+
+def refuse_contradictions(parser: Parser, args: argparse.Namespace) -> None:
+    """Of the options of texts."""
     if bool(args.text or args.dataset) == (args.synthetic_tokens is not None):
         parser.error("expected either --text or --dataset, or --synthetic-tokens")
     if args.text.count("-") > 1:
         parser.error("--text: standard input can be read once, found - twice")
     if args.separate_records and (args.windows or args.skip):
         parser.error("--separate-records: each record is a text of its own, so --windows and --skip have no meaning")
-    return args

@@ -1,6 +1,8 @@
 """The program: from arguments to a dump that was checked."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from ..files import atomic_path
 from . import __version__
 from .options import PROGRAM, parse_arguments
 from .progress import Progress
+
+# What reading the shapes of an unusual model may raise (estimate.outline_of).
+UNKNOWN_SHAPES = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass
@@ -67,21 +72,27 @@ def make_plan(args) -> Plan:
 def announce(args, plan: Plan, output: Path) -> None:
     """Says what the run is and how large its dump becomes; refuses a dump that has no room."""
     tell = print if args.dry_run else lambda line: say(args, line)
-    tell(
-        f"model: {args.model_name or plan.folder.name} ({plan.folder.family.label}), {len(plan.layers)} of "
-        f"{plan.folder.config.num_hidden_layers} layers, computing in {plan.compute_dtype} on {args.device}"
-    )
-    lengths = [len(sequence) + args.generate for sequence in plan.sequences]
-    tell(f"sequences: {len(lengths)} of at most {max(lengths)} tokens, {sum(lengths)} tokens in all")
+    lengths = announce_work(args, plan, tell)
     try:
         announce_size(args, plan, output, lengths, tell)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except UNKNOWN_SHAPES as error:
         # The shapes of an unusual model are not known before it runs. Its dump is possible all the same.
         if args.dry_run:
             raise KvqError(EXIT_UNSUPPORTED, f"{args.model}: cannot predict its size: {one_line(error)}") from error
         tell(f"note: the size is not known beforehand: {one_line(error)}")
     if args.dry_run and not plan.folder.family.is_known:
         tell(f"note: model type '{plan.folder.family.label}' is not in the table, so the run tries whether q and k fit")
+
+
+def announce_work(args, plan: Plan, tell) -> list[int]:
+    """Says what is run. @return  lengths of the sequences with generated tokens"""
+    tell(
+        f"model: {args.model_name or plan.folder.name} ({plan.folder.family.label}), {len(plan.layers)} of "
+        f"{plan.folder.config.num_hidden_layers} layers, computing in {plan.compute_dtype} on {args.device}"
+    )
+    lengths = [len(sequence) + args.generate for sequence in plan.sequences]
+    tell(f"sequences: {len(lengths)} of at most {max(lengths)} tokens, {sum(lengths)} tokens in all")
+    return lengths
 
 
 def announce_size(args, plan: Plan, output: Path, lengths: list[int], tell) -> None:
@@ -233,23 +244,16 @@ def describe_duplicates(sequences: list[list[int]]) -> str:
 
 def write_root(args, job: Job, writer) -> None:
     import numpy as np
-    import torch
-    import transformers
-
-    from .model import fingerprint
 
     prompt_lengths = np.array([len(sequence) for sequence in job.sequences], dtype=np.int64)
     lengths = prompt_lengths + args.generate
-    digest = fingerprint(job.folder)
-    if digest is None:
-        say(args, "warning: no *.safetensors in the model folder, so the dump carries no model_fingerprint")
     writer.write_root(
         {
             "model_name": args.model_name or job.folder.name,
             "capture_point": "post_rope",
             "num_layers": job.folder.config.num_hidden_layers,
-            "producer": f"{PROGRAM} {__version__} (transformers {transformers.__version__}, torch {torch.__version__})",
-            "model_fingerprint": digest,
+            "producer": producer(PROGRAM, __version__),
+            "model_fingerprint": fingerprint_of(args, job),
             "model_config": job.folder.config_json,
         }
     )
@@ -262,32 +266,66 @@ def write_root(args, job: Job, writer) -> None:
     )
 
 
+def producer(program: str, version: str) -> str:
+    import torch
+    import transformers
+
+    return f"{program} {version} (transformers {transformers.__version__}, torch {torch.__version__})"
+
+
+def fingerprint_of(args, job: Job) -> str | None:
+    from .model import fingerprint
+
+    digest = fingerprint(job.folder)
+    if digest is None:
+        say(args, "warning: no *.safetensors in the model folder, so the output carries no fingerprint of the model")
+    return digest
+
+
+def first_rows(args, job: Job) -> list[int]:
+    """The row of each sequence's first token, and the number of rows."""
+    rows = [0]
+    for sequence in job.sequences:
+        rows.append(rows[-1] + len(sequence) + args.generate)
+    return rows
+
+
 def capture_all(args, job: Job, writer, num_tokens: int):
     """Runs all sequences through the model and appends generated tokens. The returned recorder holds the witnesses."""
     import numpy as np
 
     from .capture import Recorder, choose_witness_rows
-    from .forward import decoder_of, run_and_generate, run_prompt
-    from .model import eos_tokens
 
-    lengths = [len(sequence) + args.generate for sequence in job.sequences]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
+    rows = choose_witness_rows(np.array(first_rows(args, job)))
+    return capture_with(Recorder, run_one_by_one, args, job, writer, num_tokens, rows)
+
+
+def capture_with(kind, run: Callable, args, job: Job, writer, num_tokens: int, rows):
+    """capture_all() with another kind of Recorder, and a function that runs the sequences.
+    @param rows  WitnessRows"""
+    from .forward import decoder_of
+
     progress = Progress("capture", num_tokens * job.folder.config.num_hidden_layers, args.quiet)
-    text = decoder_of(job.model)
-    with Recorder(text, job.folder.family, writer, job.layers, choose_witness_rows(starts), progress) as recorder:
-        for index, sequence in enumerate(job.sequences):
-            first_row = int(starts[index])
-            if args.generate:
-                chosen = run_and_generate(
-                    job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.folder.config)
-                )
-                job.sequences[index] = sequence + chosen
-            else:
-                run_prompt(text, recorder, sequence, first_row, args.stride)
+    with kind(decoder_of(job.model), job.folder.family, writer, job.layers, rows, progress) as recorder:
+        run(args, job, recorder)
         progress.close()
     report_left_out(args, recorder)
     add_extras(args, job, writer, {layer: witness.anatomy for layer, witness in recorder.witnesses.items()})
     return recorder
+
+
+def run_one_by_one(args, job: Job, recorder) -> None:
+    from .forward import decoder_of, run_and_generate, run_prompt
+    from .model import eos_tokens
+
+    for index, (sequence, first_row) in enumerate(zip(job.sequences, first_rows(args, job))):
+        if args.generate:
+            chosen = run_and_generate(
+                job.model, recorder, sequence, first_row, args.stride, args.generate, eos_tokens(job.folder.config)
+            )
+            job.sequences[index] = sequence + chosen
+        else:
+            run_prompt(decoder_of(job.model), recorder, sequence, first_row, args.stride)
 
 
 def report_left_out(args, recorder) -> None:
@@ -347,8 +385,8 @@ def say(args, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def report_checks(args, checks: list) -> None:
-    """Prints one line for each check; raises if one failed."""
+def report_checks(args, checks: list, lost: str = "no dump was written") -> None:
+    """Prints one line for each check; raises if one failed. @param lost  what a failure costs"""
     for check in checks:
         say(args, f"check: {check.name}: {'ok' if check.passed else 'FAILED'}, {check.detail}")
     failed = [check for check in checks if not check.passed]
@@ -356,7 +394,7 @@ def report_checks(args, checks: list) -> None:
         raise KvqError(
             EXIT_NUMERICAL,
             "; ".join(f"{check.name}: {check.detail}" for check in failed),
-            "no dump was written; please report the model and this line",
+            f"{lost}; please report the model and this line",
         )
 
 
@@ -427,33 +465,46 @@ def dump(args) -> None:
     announce(args, plan, output)
     if args.dry_run:
         return
-    try:
+    with memory_errors(args):
         job = load_job(plan, args)
         with atomic_path(output) as temporary:
             report_checks(args, run(args, job, temporary))
+    print_table(args, job, output)
+
+
+@contextmanager
+def memory_errors(args) -> Iterator[None]:
+    """Turns PyTorch's error of a full device into one line."""
+    import torch
+
+    try:
+        yield
     except torch.OutOfMemoryError as error:
         raise KvqError(
             EXIT_UNSUPPORTED,
             f"{args.device} has too little memory: {one_line(error)}",
             "try a smaller --sequence-length, --compute-dtype bfloat16, or --device auto, which spreads the model",
         ) from error
-    print_table(args, job, output)
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = parse_arguments(argv)
+    return run_program(PROGRAM, dump, parse_arguments(argv), "no dump was written")
+
+
+def run_program(program: str, work: Callable, args, lost: str) -> int:
+    """work(args), and one line for what it raises. @param lost  what an interruption costs"""
     try:
         with stopping_signals(), safe_output():
-            dump(args)
+            work(args)
     except KvqError as error:
-        return report(PROGRAM, error)
+        return report(program, error)
     except ImportError as error:
         message = f"Python package missing or too old: {one_line(error)}"
         hint = "pip install 'torch>=2.5' 'transformers>=5' h5py numpy safetensors"
-        return report(PROGRAM, KvqError(EXIT_UNSUPPORTED, message, hint))
+        return report(program, KvqError(EXIT_UNSUPPORTED, message, hint))
     except OSError as error:
         message = f"{error.filename or args.output}: {error.strerror or one_line(error)}"
-        return report(PROGRAM, KvqError(EXIT_INPUT, message))
+        return report(program, KvqError(EXIT_INPUT, message))
     except KeyboardInterrupt:
-        return interrupted(PROGRAM, "; no dump was written")
+        return interrupted(program, f"; {lost}")
     return EXIT_DONE

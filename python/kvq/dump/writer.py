@@ -33,14 +33,87 @@ def decode(raw: np.ndarray, dtype: str) -> np.ndarray:
     return raw.astype(np.float64)
 
 
-class DumpWriter:
+class LayerLedger:
+    """What a run knows of the layers whose rows it was given: their facts, which must not change, and magnitudes.
+
+    A Recorder calls append(layer, facts, first_row, tensors) of a class derived from this.
+    """
+
+    def __init__(self, dtype: str):
+        self.dtype = dtype
+        self.layers: dict[int, LayerFacts] = {}
+        self._peaks: dict[tuple[int, str], float] = {}
+
+    def expect_same_facts(self, layer: int, facts: LayerFacts) -> bool:
+        """@return  whether the layer is new"""
+        known = self.layers.setdefault(layer, facts)
+        if known is not facts and known != facts:
+            changed = [name for name, value in vars(facts).items() if getattr(known, name) != value]
+            raise KvqError(
+                EXIT_UNSUPPORTED,
+                f"layer {layer}: {', '.join(changed)} changed between two forward passes",
+                "RoPE that depends on the length (dynamic, longrope): take sequences of one regime only",
+            )
+        return known is facts
+
+    def note_values(self, layer: int, name: str, first_row: int, x: torch.Tensor, finite: bool) -> None:
+        """@param finite  whether all numbers of x [n, H, D] are finite in the stored type"""
+        if not finite:
+            self._refuse_nonfinite(layer, name, first_row, x)
+        self._peaks[layer, name] = max(self._peaks.get((layer, name), 0.0), x.abs().max().item())
+
+    def largest_magnitudes(self) -> dict[str, float]:
+        """{"q": ..., "k": ..., "v": ...} over all layers. Raises for a tensor of zeros, because every reader refuses
+        one."""
+        zeros = [f"layer {layer} {name}" for (layer, name), peak in self._peaks.items() if peak == 0]
+        if zeros:
+            raise KvqError(EXIT_NUMERICAL, f"{zeros[0]}: expected some values, found only zeros")
+        return {
+            name: max(peak for (_, other), peak in self._peaks.items() if other == name)
+            for name in sorted({name for _, name in self._peaks}, key="qkv".index)
+        }
+
+    def _refuse_nonfinite(self, layer: int, name: str, first_row: int, x: torch.Tensor) -> None:
+        if torch.isfinite(x).all():
+            raise KvqError(
+                EXIT_NUMERICAL,
+                f"layer {layer} {name}: {x.abs().max().item():.3g} does not fit {self.dtype}",
+                "use --dtype bfloat16 or --dtype float32",
+            )
+        bad = (~torch.isfinite(x)).flatten(1).any(1).nonzero()[0].item()
+        raise KvqError(
+            EXIT_NUMERICAL,
+            f"layer {layer} {name}: found NaN or Inf at token {first_row + bad}",
+            "the model itself may overflow: try --compute-dtype float32",
+        )
+
+
+def expect_extra(layer: int, name: str, array: np.ndarray) -> None:
+    if not np.isfinite(array).all():
+        raise KvqError(
+            EXIT_NUMERICAL,
+            f"layer {layer} {name}: found values that are not finite in {array.dtype.name}",
+            "leave this part out",
+        )
+
+
+def expect_metric(layer: int, metric: np.ndarray) -> None:
+    if not np.isfinite(metric).all() or not metric.any():
+        found = "only zeros" if not metric.any() else "values that are not finite"
+        raise KvqError(
+            EXIT_NUMERICAL,
+            f"layer {layer} o_proj_metric: expected the squares of an output projection, found {found}",
+            "the weights of o_proj may be damaged",
+        )
+
+
+class DumpWriter(LayerLedger):
     """One dump being written. Use as a context manager; the file is complete only after the block."""
 
     def __init__(self, path: Path, num_tokens: int, dtype: str):
+        super().__init__(dtype)
         self._path = path
-        self.num_tokens, self.dtype = num_tokens, dtype
-        self.layers: dict[int, LayerFacts] = {}
-        self._peaks: dict[tuple[int, str], float] = {}
+        self.num_tokens = num_tokens
         # The oldest encodings that HDF5 1.10 reads, because h5py may bundle HDF5 2.0.
         self._file = h5py.File(path, "w", libver=("earliest", "v110"))
 
@@ -74,63 +147,25 @@ class DumpWriter:
 
     def append(self, layer: int, facts: LayerFacts, first_row: int, tensors: dict[str, torch.Tensor]) -> None:
         """Writes rows `first_row ..` of a layer. tensors: q [n, Hq, D], k [n, Hkv, D], v [n, Hkv, Dv] (not for MLA)."""
-        self._expect_same_facts(layer, facts)
+        if self.expect_same_facts(layer, facts):
+            write_layer_facts(self._file, layer, facts)
         for name, x in tensors.items():
             stored, finite = encode(x, self.dtype)
             dataset = self._dataset(layer, name, stored)
-            if not finite:
-                self._refuse_nonfinite(layer, name, first_row, x)
-            self._peaks[layer, name] = max(self._peaks.get((layer, name), 0.0), x.abs().max().item())
+            self.note_values(layer, name, first_row, x, finite)
             dataset[first_row : first_row + len(stored)] = stored
 
     def write_extra(self, layer: int, name: str, array: np.ndarray, **attributes: str) -> None:
         """`o_proj` or `output_curvature` of a layer."""
-        if not np.isfinite(array).all():
-            raise KvqError(
-                EXIT_NUMERICAL,
-                f"layer {layer} {name}: found values that are not finite in {array.dtype.name}",
-                "leave this part out of the dump",
-            )
+        expect_extra(layer, name, array)
         dataset = self._file[f"layers/{layer}"].create_dataset(name, data=array)
         dataset.attrs.update(attributes)
 
     def write_metric(self, layer: int, metric: np.ndarray) -> None:
         """`o_proj_metric` of a layer, float32 [Hkv, Dv, Dv]."""
-        if not np.isfinite(metric).all() or not metric.any():
-            found = "only zeros" if not metric.any() else "values that are not finite"
-            raise KvqError(
-                EXIT_NUMERICAL,
-                f"layer {layer} o_proj_metric: expected the squares of an output projection, found {found}",
-                "the weights of o_proj may be damaged",
-            )
+        expect_metric(layer, metric)
         self._file[f"layers/{layer}"].create_dataset("o_proj_metric", data=metric)
         raise_version(self._file, METRIC_VERSION)
-
-    def largest_magnitudes(self) -> dict[str, float]:
-        """{"q": ..., "k": ..., "v": ...} over all layers. Raises for a tensor of zeros, because every reader refuses
-        one."""
-        zeros = [f"layer {layer} {name}" for (layer, name), peak in self._peaks.items() if peak == 0]
-        if zeros:
-            raise KvqError(EXIT_NUMERICAL, f"{zeros[0]}: expected some values, found only zeros")
-        return {
-            name: max(peak for (_, other), peak in self._peaks.items() if other == name)
-            for name in sorted({name for _, name in self._peaks}, key="qkv".index)
-        }
-
-    def _expect_same_facts(self, layer: int, facts: LayerFacts) -> None:
-        known = self.layers.setdefault(layer, facts)
-        if known is facts:
-            self._create_layer(layer, facts)
-        elif known != facts:
-            changed = [name for name, value in vars(facts).items() if getattr(known, name) != value]
-            raise KvqError(
-                EXIT_UNSUPPORTED,
-                f"layer {layer}: {', '.join(changed)} changed between two forward passes",
-                "RoPE that depends on the length (dynamic, longrope): dump sequences of one regime only",
-            )
-
-    def _create_layer(self, layer: int, facts: LayerFacts) -> None:
-        write_layer_facts(self._file, layer, facts)
 
     def _dataset(self, layer: int, name: str, stored: np.ndarray) -> h5py.Dataset:
         group = self._file[f"layers/{layer}"]
@@ -140,17 +175,3 @@ class DumpWriter:
             )
             dataset.attrs["kvq_dtype"] = self.dtype
         return group[name]
-
-    def _refuse_nonfinite(self, layer: int, name: str, first_row: int, x: torch.Tensor) -> None:
-        if torch.isfinite(x).all():
-            raise KvqError(
-                EXIT_NUMERICAL,
-                f"layer {layer} {name}: {x.abs().max().item():.3g} does not fit {self.dtype}",
-                "use --dtype bfloat16 or --dtype float32",
-            )
-        bad = (~torch.isfinite(x)).flatten(1).any(1).nonzero()[0].item()
-        raise KvqError(
-            EXIT_NUMERICAL,
-            f"layer {layer} {name}: found NaN or Inf at token {first_row + bad}",
-            "the model itself may overflow: try --compute-dtype float32",
-        )
