@@ -35,6 +35,7 @@ THIRD_PARTY = {
     r"oneapi/|tbb/": {"compute"},
     r"nlohmann/|valijson/": {"container"},
     r"cuda\w*\.h|cuda_\w+\.h": {"device", "runtime", "tools"},
+    r"mpi\.h": {"tools"},
     r"xxhash\.h": {"container", "dump", "stats", "tools"},
 }
 

@@ -11,7 +11,8 @@
 namespace kvq {
 
 /// The backend of a rank that leads a group: the CPU's, but the other ranks of the group compute the attention moments
-/// of some KV heads. A head's sums are made by one process in one order, so results keep their bytes.
+/// of some KV heads. A head's sums are made by one process in one order, so results keep their bytes. Only the main
+/// thread may call it, because MPI is used by that thread alone.
 class GroupBackend : public Backend {
  public:
   /// @param ranks  of the group, this one first
