@@ -99,20 +99,12 @@ double coding_cost(const FitData& data, const RowCodec& codec) {
 
 double energy(const FitData& data) { return quadratic(data, data.rows); }
 
-double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  return clip_cost(data, RowCodec(coder, clip_ratio, data.dim));
-}
-
 double clip_cost(const RotatedData& data, const RowCodec& codec) {
   const std::vector<float> e = coding_error(data.rows, data.dim, codec);
   const std::vector<float> product = times_metric(e, data.metric, data.dim);
   const double total = weighted_dot(e, product, data.weights, data.dim);
   const double along = weighted_dot(data.rows, product, data.weights, data.dim), length = energy(data);
   return length > 0.0 ? total + (data.shrink_weight - 1.0) * along * along / length : total;
-}
-
-std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio) {
-  return error_covariance(data, RowCodec(coder, clip_ratio, data.dim));
 }
 
 std::vector<double> error_covariance(const RotatedData& data, const RowCodec& codec) {

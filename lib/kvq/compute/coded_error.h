@@ -42,13 +42,11 @@ double energy(const FitData& data);
 
 /// Covariance of the coder's error, (1/n) sum e^T e, [D, D] double.
 std::vector<double> error_covariance(const RotatedData& data, const RowCodec& codec);
-std::vector<double> error_covariance(const RotatedData& data, const Coder& coder, double clip_ratio);
 
 /// The cost that the search for clip ratios minimizes. Clipping shortens all rows by about the same factor: write e_t =
 /// -a x_t + r_t with one a for all rows (least squares under the metric). The errors r_t of different tokens are
 /// independent and average out in an output that attends to many tokens; the parts -a x_t do not average out. So the
 /// cost is sum w r M r^T + shrink_weight * a^2 sum w x M x^T.
 double clip_cost(const RotatedData& data, const RowCodec& codec);
-double clip_cost(const RotatedData& data, const Coder& coder, double clip_ratio);
 
 }  // namespace kvq

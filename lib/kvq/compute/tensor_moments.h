@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-/// Verbs of the CPU backend over whole tensors: tasks are pieces of a head with fixed borders, and partial sums are
-/// added in their order.
+/// Verbs of the CPU backend over whole tensors: a task is a range of a head's tokens with fixed borders, and partial
+/// sums are added in the order of the ranges.
 namespace kvq {
 
 /// Backend::second_moments().

@@ -10,6 +10,7 @@ namespace kvq {
 
 /// Collects the requested moments and the sample of a loaded layer in one pass. Sums are in double with fixed borders,
 /// so the result does not depend on the number of threads.
+/// @param backend    does what touches all tokens
 /// @param on_tokens  called from time to time, from any thread, with two numbers of (token, KV head) rows: those that
 ///                   the attention pass has finished, and all
 /// @throws           Error{usage} if a value moment is requested for a layer without values, if the dump does not mark

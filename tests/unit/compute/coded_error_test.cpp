@@ -123,7 +123,7 @@ TEST_CASE("The error covariance is the mean outer product of the coding errors",
       for (std::size_t i = 0; i < kDim; ++i)
         for (std::size_t j = 0; j < kDim; ++j)
           expected[i * kDim + j] += errors[t * kDim + i] * errors[t * kDim + j] / static_cast<double>(kRows);
-    CHECK(test::relative_difference(error_covariance(data, coder, 0.95), expected) < 1e-6);
+    CHECK(test::relative_difference(error_covariance(data, RowCodec(coder, 0.95, kDim)), expected) < 1e-6);
   }
 }
 
@@ -144,8 +144,9 @@ TEST_CASE("The clip cost weighs what is along the rows apart from the rest", "[c
         const double middle = rest(0.0), right = rest(1.0), left = rest(-1.0);
         const double a = (left - right) / (2.0 * (left + right - 2.0 * middle));  // minimum of the parabola
         const double expected = rest(a) + shrink * a * a * cost_of(rows, data.metric, data.weights);
-        CHECK(clip_cost(data, coder, 0.9) == Approx(expected).epsilon(1e-4));
-        if (shrink == 1.0) CHECK(clip_cost(data, coder, 0.9) == Approx(coding_cost(data, coder, 0.9)).epsilon(1e-9));
+        CHECK(clip_cost(data, RowCodec(coder, 0.9, kDim)) == Approx(expected).epsilon(1e-4));
+        if (shrink == 1.0)
+          CHECK(clip_cost(data, RowCodec(coder, 0.9, kDim)) == Approx(coding_cost(data, coder, 0.9)).epsilon(1e-9));
       }
     }
 }
@@ -159,8 +160,8 @@ TEST_CASE("Costs of rows that are not finite are refused", "[compute]") {
         CHECK_THAT(test::error_text(cost), StartsWith("numerical: row to encode: "));
       };
       refused([&] { coding_cost(data, coder, 1.0); });
-      refused([&] { clip_cost(data, coder, 0.9); });
-      refused([&] { error_covariance(data, coder, 1.0); });
+      refused([&] { clip_cost(data, RowCodec(coder, 0.9, kDim)); });
+      refused([&] { error_covariance(data, RowCodec(coder, 1.0, kDim)); });
       refused([&] { coding_cost(FitData{.dim = kDim, .rows = data.rows}, RowCodec(coder, 1.0, kDim)); });
     }
 }

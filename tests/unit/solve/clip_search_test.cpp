@@ -36,7 +36,7 @@ TEST_CASE("The clip search finds the best ratio of the grid, over heads together
     ClipChoice best{0.0, HUGE_VAL};
     for (int percent = 85; percent <= 100; ++percent) {
       double cost = 0.0;
-      for (const RotatedData& data : heads) cost += clip_cost(data, coder, percent / 100.0);
+      for (const RotatedData& data : heads) cost += clip_cost(data, RowCodec(coder, percent / 100.0, data.dim));
       if (cost <= best.cost) best = {percent / 100.0, cost};
     }
     const ClipChoice found = search_clip(heads, coder, cpu_backend());
