@@ -18,7 +18,7 @@ NEEDS = {
     "device": ["plan"],
     "artifact": ["codec", "container"],
     "runtime": ["device", "artifact"],
-    "compute": ["codec"],
+    "compute": ["codec", "device"],
     "stats": ["compute", "dump", "container", "artifact"],
     "solve": ["compute"],
     "eval": ["solve", "dump", "artifact"],
@@ -34,7 +34,8 @@ THIRD_PARTY = {
     r"cblas\.h": {"compute"},
     r"oneapi/|tbb/": {"compute"},
     r"nlohmann/|valijson/": {"container"},
-    r"cuda\w*\.h|cuda_\w+\.h": {"device", "runtime", "tools"},
+    r"cuda\w*\.h|cuda_\w+\.h": {"compute", "device", "runtime", "tools"},
+    r"cublas\w*\.h|cusolver\w*\.h": {"compute"},
     r"mpi\.h": {"tools"},
     r"xxhash\.h": {"container", "dump", "stats", "tools"},
 }

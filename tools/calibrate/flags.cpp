@@ -191,6 +191,11 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
   app.add_option("--threads", behavior.threads, "threads [all cores]; results do not depend on it")
       ->check(whole_number(0, 4096))
       ->group(option_group::kRunning);
+  app.add_option("--device", behavior.device,
+                 "what computes: cpu, cuda (all GPUs), cuda:LIST, or auto, which takes GPUs if there are any")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(option_group::kRunning);
   add_group(app, option_group::kRunning, given);
   app.add_option("--sample-tokens", behavior.sample_tokens,
                  "tokens a layer kept for clip and sign search, k-means and fitted codebooks")
@@ -245,6 +250,7 @@ ToolText calibrate_text() {
       .words = {{"--method", method_names()},
                 {"--clip", {"search", "none"}},
                 {"--queries", {"all", "generated", "prompt"}},
+                {"--device", {"auto", "cpu", "cuda"}},
                 {"--collect", {"query", "key", "value", "scored_value", "scored_query", "sst", "all"}}},
   };
   for (TextSection& note : notes()) text.sections.push_back(std::move(note));
@@ -278,7 +284,8 @@ Options resolve_options(const CalibrateFlags& f) {
 bool concerns_process(const CalibrateFlags& f) {
   const Outputs& out = f.outputs;
   return !out.artifact.empty() || !f.inputs.stats.empty() || !f.inputs.merge_stats.empty() || f.behavior.resume ||
-         f.behavior.dry_run || f.behavior.stats_only || f.behavior.threads != 0 || out.json || out.report_ablation ||
+         f.behavior.dry_run || f.behavior.stats_only || f.behavior.threads != 0 ||
+         f.behavior.device != Behavior{}.device || out.json || out.report_ablation ||
          out.report_outliers || out.report_rotations;
 }
 

@@ -31,6 +31,7 @@ struct Outputs {
 /// How kvq-calibrate runs, and what its statistics keep.
 struct Behavior {
   int threads = 0;
+  std::string device = "auto";  ///< see parse_device()
   bool resume = false, dry_run = false, stats_only = false;
   std::int64_t sample_tokens = 2048, golden_tokens = 32;
   std::optional<std::int64_t> held_out_tokens;  ///< empty: kHeldOutTokens if the method spends a budget, else none

@@ -1,5 +1,6 @@
 #include "calibrate/program.h"
 
+#include "calibrate/device.h"
 #include "calibrate/outliers.h"
 #include "calibrate/outputs.h"
 #include "calibrate/predict.h"
@@ -82,8 +83,8 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope sco
 }
 
 void print_results(const Outputs& outputs, const StatsOrigin& origin, const Options& options, const Artifact& artifact,
-                   const fs::path& output) {
-  const auto ablations = outputs.report_ablation ? find_method(options.method).ablate(origin, options, cpu_backend())
+                   const fs::path& output, Backend& backend) {
+  const auto ablations = outputs.report_ablation ? find_method(options.method).ablate(origin, options, backend)
                                                  : std::vector<AblationRow>{};
   const auto reports =
       outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
@@ -122,14 +123,15 @@ bool says_nothing(const CalibrateFlags& flags) { return flags.outputs.quiet || f
 
 /// @param claim  of the artifact
 Artifact decide_and_save(const CalibrateFlags& flags, const StatsOrigin& origin, const Options& options,
-                         const OutputClaim& claim) {
-  Artifact artifact = decide(origin, flags.behavior.golden_tokens, options, says_nothing(flags));
+                         const OutputClaim& claim, Backend& backend) {
+  Artifact artifact = decide(origin, flags.behavior.golden_tokens, options, says_nothing(flags), backend);
   save_artifact(artifact, claim.path());
   return artifact;
 }
 
 /// Merges statistics files and decides from statistics, each if the flags say so.
-void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted) {
+void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted,
+                          Backend& backend) {
   const auto stats_claim = claim_stats(flags);
   std::optional<OutputClaim> claim;
   const bool only_merges = !flags.inputs.merge_stats.empty() && flags.outputs.artifact.empty();
@@ -141,8 +143,8 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
   if (only_merges) return;
   check_layers(options, StatsFile::open(flags.inputs.stats).header().model);
   const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
-  const Artifact artifact = decide_and_save(flags, origin, options, *claim);
-  print_results(flags.outputs, origin, options, artifact, output);
+  const Artifact artifact = decide_and_save(flags, origin, options, *claim, backend);
+  print_results(flags.outputs, origin, options, artifact, output, backend);
 }
 
 void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
@@ -154,9 +156,9 @@ void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
 /// Collects into the parts, and joins them in the file of --stats if there is one.
 StatsOrigin collect_dump(const CalibrateFlags& flags, const Dump& dump, const CollectRequest& request,
                          const PartsFolder& parts, const std::optional<OutputClaim>& stats,
-                         const CollectDump& collect) {
+                         const CollectDump& collect, Backend& backend) {
   check_disk_space(request, parts, stats ? stats->path() : fs::path());
-  StatsOrigin origin = collect(dump, request, parts, flags.behavior.resume, says_nothing(flags));
+  StatsOrigin origin = collect(dump, request, parts, flags.behavior.resume, says_nothing(flags), backend);
   if (stats) merge_parts(origin, stats->path());
   return origin;
 }
@@ -176,12 +178,12 @@ void with_parts(const CalibrateFlags& flags, const PartsFolder& parts, Work work
 }
 
 /// --stats-only.
-void collect_only(const CalibrateFlags& flags, const Options& options, const CollectDump& collect) {
+void collect_only(const CalibrateFlags& flags, const Options& options, const CollectDump& collect, Backend& backend) {
   const Dump dump = open_dump(flags.inputs);
   const CollectRequest request = checked_request(flags, options, dump);
   const auto claim = claim_stats(flags);
   const PartsFolder parts(claim->path().string() + ".parts");
-  with_parts(flags, parts, [&] { collect_dump(flags, dump, request, parts, claim, collect); });
+  with_parts(flags, parts, [&] { collect_dump(flags, dump, request, parts, claim, collect, backend); });
   const RemoveParts at_end(parts, flags.outputs.quiet);
   const std::string file = claim->path().string();
   if (flags.outputs.json)
@@ -197,7 +199,8 @@ void collect_only(const CalibrateFlags& flags, const Options& options, const Col
                counted(request.layers.size(), "layer"), counted(request.tokens.count, "token"), safe_line(file));
 }
 
-void calibrate_dump(const CalibrateFlags& flags, const Options& options, const CollectDump& collect) {
+void calibrate_dump(const CalibrateFlags& flags, const Options& options, const CollectDump& collect,
+                    Backend& backend) {
   const fs::path output = resolve_output(flags);
   const Dump dump = open_dump(flags.inputs);
   const CollectRequest request = checked_request(flags, options, dump);
@@ -207,11 +210,11 @@ void calibrate_dump(const CalibrateFlags& flags, const Options& options, const C
   StatsOrigin origin;
   Artifact artifact;
   with_parts(flags, parts, [&] {
-    origin = collect_dump(flags, dump, request, parts, stats_claim, collect);
-    artifact = decide_and_save(flags, origin, options, claim);
+    origin = collect_dump(flags, dump, request, parts, stats_claim, collect, backend);
+    artifact = decide_and_save(flags, origin, options, claim, backend);
   });
   const RemoveParts at_end(parts, flags.outputs.quiet);
-  print_results(flags.outputs, origin, options, artifact, output);
+  print_results(flags.outputs, origin, options, artifact, output, backend);
 }
 
 }  // namespace
@@ -239,13 +242,16 @@ int calibrate(const CalibrateFlags& flags, const CollectDump& collect) {
   if (inputs.dumps.empty() && inputs.stats.empty())
     throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
                 "see kvq-calibrate --help"};
+  const DeviceChoice device = parse_device(flags.behavior.device);
   if (flags.behavior.dry_run) return dry_run(flags, options);
+  const ChosenBackend chosen = choose_backend(device);
+  if (!says_nothing(flags)) say(fmt::format("device: {}\n", chosen.get().name()));
   if (inputs.dumps.empty())
-    calibrate_statistics(flags, options, wanted);
+    calibrate_statistics(flags, options, wanted, chosen.get());
   else if (flags.behavior.stats_only)
-    collect_only(flags, options, collect);
+    collect_only(flags, options, collect, chosen.get());
   else
-    calibrate_dump(flags, options, collect);
+    calibrate_dump(flags, options, collect, chosen.get());
   return 0;
 }
 

@@ -11,7 +11,7 @@ namespace kvq {
 
 /// Collects a dump into the parts. @param quiet  no progress
 using CollectDump = std::function<StatsOrigin(const Dump& dump, const CollectRequest& request, const PartsFolder& parts,
-                                              bool resume, bool quiet)>;
+                                              bool resume, bool quiet, Backend& backend)>;
 
 /// All that kvq-calibrate does after its flags are parsed. @return the exit code
 /// @param collect  called at most once, with the outputs claimed

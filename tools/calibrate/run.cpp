@@ -81,7 +81,8 @@ void check_layers(const Options& options, const ModelGeometry& model) {
         resolve_group_size(own.group_size, 0, entry.geometry.dim(side), entry.layer, side);
 }
 
-Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet) {
+Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet,
+                Backend& backend) {
   DecisionOrigin from{.header = origin.header,
                       .content_hashes = {},
                       .tokens = origin.entries.front().tokens,
@@ -93,7 +94,7 @@ Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Opt
     progress.update(static_cast<double>(i + 1),
                     fmt::format("decided layer {} ({}/{})", origin.header.model.layers[i].layer, i + 1, origin.size()));
   };
-  return decide(find_method(options.method), origin, from, options, golden_tokens, {.done = say});
+  return decide(find_method(options.method), origin, from, options, golden_tokens, {.done = say, .backend = backend});
 }
 
 }  // namespace kvq

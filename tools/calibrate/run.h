@@ -21,6 +21,7 @@ void check_queries(const StatsRequest& request, const Inputs& inputs, const Dump
 void check_layers(const Options& options, const ModelGeometry& model);
 
 /// Decides the plans of all layers and records their provenance.
-Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet);
+Artifact decide(const StatsOrigin& origin, std::int64_t golden_tokens, const Options& options, bool quiet,
+                Backend& backend = cpu_backend());
 
 }  // namespace kvq

@@ -1,6 +1,7 @@
 // kvq-calibrate-mpi: kvq-calibrate by several processes, mpirun -n N kvq-calibrate-mpi FLAGS. Rank 0 is kvq-calibrate;
 // where that would collect, it tells the others the folder of the parts, and all collect together. The others have the
 // same flags and decide nothing.
+#include "calibrate/device.h"
 #include "calibrate/program.h"
 #include "calibrate_mpi/collect.h"
 #include "common/cli.h"
@@ -41,6 +42,14 @@ void share_cores(CalibrateFlags& flags, const Channel& channel) {
   flags.behavior.threads = std::max(1, cores / channel.ranks_here());
 }
 
+/// Processes divide the processors of machines; one process serves all GPUs of a machine.
+void only_processors(CalibrateFlags& flags) {
+  if (parse_device(flags.behavior.device).kind == DeviceChoice::Kind::cuda)
+    throw Error{ErrorKind::usage, fmt::format("--device {}: {} computes on processors", flags.behavior.device, kTool),
+                "kvq-calibrate takes all GPUs of a machine; examples/batch divides layers over machines"};
+  flags.behavior.device = "cpu";
+}
+
 void describe_flags(CLI::App& app, CalibrateFlags& flags) {
   describe(app, mpi_text());
   add_flags(app, flags);
@@ -53,8 +62,10 @@ int run_first(const Channel& channel, int argc, char** argv) {
   describe_flags(app, flags);
   const int code = run_tool(kTool, app, argc, argv, [&] {
     share_cores(flags, channel);
+    only_processors(flags);
     return calibrate(
-        flags, [&](const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume, bool quiet) {
+        flags, [&](const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume, bool quiet,
+                   Backend&) {
           has_called = is_collecting = true;
           channel.broadcast(parts.path().string());
           StatsOrigin origin = collect_in_groups(channel, dump, request, parts, resume, quiet);

@@ -19,9 +19,6 @@ namespace {
 
 using arithmetic::kLargestGroup;
 
-/// Channels on each side of the seam (between last and first channel) that decide the state at the seam.
-constexpr std::size_t kSeamLength = 32;
-constexpr std::size_t kMostStates = 256;
 
 // A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
 // code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and
@@ -46,7 +43,7 @@ KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<
 /// cost[z] = the smallest of reached[z + p S] over p, oldest[z] = its p, the smallest on a tie.
 KVQ_INLINE void keep_survivors(std::span<const float> reached, std::span<float> cost, std::uint8_t* oldest) {
   const std::size_t states = cost.size();
-  std::array<int, kMostStates> from;
+  std::array<int, TrellisGroup::kMostStates> from;
   std::fill_n(from.begin(), states, 0);
   std::copy_n(reached.begin(), states, cost.begin());
   int code = 1;
@@ -152,7 +149,7 @@ TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType ty
     }
 }
 
-void TrellisGroup::values(std::span<const std::uint8_t> codes, std::span<float> out) const {
+void TrellisGroup::decode_values(std::span<const std::uint8_t> codes, std::span<float> out) const {
   const std::size_t mask = values_.size() - 1, n = codes.size();
   std::size_t window = 0;
   for (auto j = n - static_cast<std::size_t>(memory_); j < n; ++j) window = (window << bits_) | codes[j];
@@ -204,12 +201,12 @@ float TrellisGroup::encode(std::span<const float> x, std::span<std::uint8_t> cod
   std::array<float, kLargestGroup> y;
   for (std::size_t j = 0; j < x.size(); ++j) y[j] = x[j] / d;
   search({y.data(), x.size()}, codes);
-  values(codes, {y.data(), x.size()});
+  decode_values(codes, {y.data(), x.size()});
   return stored_scale(rule_, type_, x, {y.data(), x.size()}, e, d);
 }
 
 void TrellisGroup::decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const {
-  values(codes, out);
+  decode_values(codes, out);
   for (float& value : out) value *= scale;
 }
 

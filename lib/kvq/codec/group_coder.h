@@ -2,6 +2,7 @@
 
 #include <kvq/plan/scheme.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -18,6 +19,11 @@ class CodebookGroup {
   /// @return       the stored scale
   float encode(std::span<const float> x, std::span<std::uint8_t> codes) const;
   void decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const;
+
+  std::span<const float> table() const { return table_; }            ///< [2^b]
+  std::span<const float> thresholds() const { return thresholds_; }  ///< [2^b - 1] a code counts those at or below y
+  ScaleRule rule() const { return rule_; }
+  ScaleType type() const { return type_; }
 
  private:
   std::vector<float> table_, thresholds_;
@@ -38,16 +44,25 @@ class TrellisGroup {
   /// @param y  [g], g >= kLeastChannels; @param codes [g]
   void search(std::span<const float> y, std::span<std::uint8_t> codes) const;
 
+  /// Channels on each side of the seam (between last and first channel) that decide the state at the seam.
+  static constexpr std::size_t kSeamLength = 32;
+  static constexpr std::size_t kMostStates = 256;
+  int bits() const { return bits_; }
+  int memory() const { return memory_; }
+  std::span<const float> values() const { return values_; }  ///< [2^(b (m+1))] by window, own code lowest
+  ScaleRule rule() const { return rule_; }
+  ScaleType type() const { return type_; }
+
  private:
   /// The state one channel before `state`.
   /// @param oldest  [S] the code that each state's survivor dropped
   std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
   /// State before the first channel, from the first Viterbi run of packing.md.
   std::size_t seam_state(std::span<const float> y) const;
-  void values(std::span<const std::uint8_t> codes, std::span<float> out) const;
+  void decode_values(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   int bits_, memory_;
-  std::vector<float> values_;  ///< [2^(b (m+1))] by window, own code lowest
+  std::vector<float> values_;
   ScaleRule rule_;
   ScaleType type_;
 };

@@ -39,11 +39,20 @@ class RowCodec {
   /// Quantizes and dequantizes one row in place.
   void quantize(std::span<float> row) const;
 
- private:
+  // What the codec does, for backends that do the same elsewhere.
+  /// Channels [first, first + count), which share a scale.
   struct Group {
     int first, count;
     std::variant<UniformCoder, CodebookGroup, TrellisGroup> coder;
   };
+  bool is_exact() const { return exact_; }
+  /// Uniform codes of one width, whose groups follow each other; then there are no groups(). Else null.
+  const UniformCoder* uniform() const { return uniform_ ? &*uniform_ : nullptr; }
+  double clip_ratio() const { return clip_ratio_; }
+  /// Channels of no group become 0.
+  std::span<const Group> groups() const { return groups_; }
+
+ private:
   struct Compile;
 
   int dim_ = 0, num_numbers_ = 0;

@@ -1,0 +1,202 @@
+#include <kvq/compute/cuda/attention.h>
+#include <kvq/compute/cuda/coded.h>
+#include <kvq/compute/cuda/entry.h>
+#include <kvq/compute/cuda/moments.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace kvq::cuda {
+
+namespace {
+
+double weight_of_group(const TensorView& rows, const MomentRequest& request, int group) {
+  const std::int64_t skipped_end = request.skipped_first + request.skipped_count;
+  const bool of_heads = request.weights.size() != static_cast<std::size_t>(rows.tokens);
+  double total = 0.0;
+  for (int h = group * request.heads_per_group; h < (group + 1) * request.heads_per_group; ++h) {
+    if (request.weights.empty()) {
+      total += static_cast<double>(rows.tokens - request.skipped_count);
+      continue;
+    }
+    const float* weights = request.weights.data() + (of_heads ? h * rows.tokens : 0);
+    for (std::int64_t t = 0; t < rows.tokens; ++t)
+      if (t < request.skipped_first || t >= skipped_end) total += double{weights[t]};
+  }
+  return total;
+}
+
+/// One device or several, which divide the heads or the tasks; each of these is computed whole, on one device, so the
+/// number of devices does not change a result. k-means and the error of outputs are the host's.
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(std::span<const int> devices, Backend& host) : host_(host) {
+    for (const int device : devices) contexts_.push_back(std::make_unique<Context>(device));
+  }
+
+  std::string name() const override {
+    const std::string& first = contexts_.front()->name();
+    return contexts_.size() == 1 ? first : fmt::format("{} x {}", contexts_.size(), first);
+  }
+
+  std::vector<MomentSum> second_moments(const TensorView& rows, const MomentRequest& request) override {
+    const bool of_heads = request.weights.size() == static_cast<std::size_t>(rows.tokens * rows.heads);
+    const int each = request.heads_per_group;
+    KVQ_ASSERT(rows.heads % each == 0 && (request.weights.empty() || of_heads ||
+                                          request.weights.size() == static_cast<std::size_t>(rows.tokens)));
+    std::vector<MomentSum> sums(static_cast<std::size_t>(rows.heads / each), MomentSum{rows.dim});
+    for_each_device(rows.heads / each, [&](Context& context, int first, int count) {
+      const Rows own = upload_rows(context, context.rows, rows, first * each, count * each, 0, rows.tokens);
+      Weights weights{.skipped_first = request.skipped_first,
+                      .skipped_end = request.skipped_first + request.skipped_count};
+      if (!request.weights.empty()) {
+        const bool shared = !of_heads || rows.heads == 1;
+        const std::size_t tokens = static_cast<std::size_t>(rows.tokens),
+                          from = shared ? 0 : static_cast<std::size_t>(first * each) * tokens;
+        weights.of_tokens = context.upload(context.weights, request.weights.data() + from,
+                                           shared ? tokens : static_cast<std::size_t>(count * each) * tokens,
+                                           "second moments");
+        weights.head_stride = shared ? 0 : rows.tokens;
+      }
+      for (int g = 0; g < count; ++g) {
+        Rows group = own.head(g * each);
+        group.heads = each;
+        Weights of_group = weights;
+        if (weights.of_tokens) of_group.of_tokens += g * each * weights.head_stride;
+        add_moment(context, group, of_group, sums[static_cast<std::size_t>(first + g)]);
+      }
+    });
+    for (std::size_t g = 0; g < sums.size(); ++g) {
+      sums[g].weight = weight_of_group(rows, request, static_cast<int>(g));
+      sums[g].symmetrize();
+    }
+    return sums;
+  }
+
+  std::vector<float> quadratic_forms(const TensorView& rows, std::span<const double> matrices,
+                                     const MomentRequest& request) override {
+    const auto square = static_cast<std::size_t>(rows.dim) * static_cast<std::size_t>(rows.dim);
+    KVQ_ASSERT(matrices.size() == static_cast<std::size_t>(rows.heads) * square);
+    std::vector<float> forms(static_cast<std::size_t>(rows.heads * rows.tokens));
+    for_each_device(rows.heads, [&](Context& context, int first, int count) {
+      const Rows own = upload_rows(context, context.rows, rows, first, count, 0, rows.tokens);
+      cuda::quadratic_forms(context, own,
+                            {.skipped_first = request.skipped_first,
+                             .skipped_end = request.skipped_first + request.skipped_count},
+                            matrices.subspan(static_cast<std::size_t>(first) * square,
+                                             static_cast<std::size_t>(count) * square),
+                            forms.data() + first * rows.tokens);
+    });
+    return forms;
+  }
+
+  void add_attention_moments(const SequenceAttention& sequence, bool with_scored_query,
+                             std::span<AttentionMoments> into, const std::function<void()>& head_done) override {
+    KVQ_ASSERT(into.size() == static_cast<std::size_t>(sequence.geometry.num_kv_heads));
+    std::mutex done;
+    const auto say = [&] {
+      const std::lock_guard lock(done);
+      if (head_done) head_done();
+    };
+    for_each_device(sequence.end_kv_head() - sequence.first_kv_head, [&](Context& context, int first, int count) {
+      cuda::add_attention_moments(context, sequence, sequence.first_kv_head + first, count, with_scored_query, into,
+                                  say);
+    });
+  }
+
+  std::vector<EigenPairs> eigh(std::span<const double> matrices, int dim) override {
+    const std::lock_guard lock(mutex_);
+    contexts_.front()->use();
+    return cuda::eigh(*contexts_.front(), matrices, dim);
+  }
+
+  std::vector<double> coding_costs(std::span<const CodingTask> tasks) override {
+    std::vector<double> costs;
+    for (const CodedSums& sums : code_and_weigh(tasks, false)) costs.push_back(sums.total);
+    return costs;
+  }
+  std::vector<double> clip_costs(std::span<const CodingTask> tasks) override {
+    std::vector<double> costs;
+    for (const CodedSums& sums : code_and_weigh(tasks, true)) {
+      const double shrink = tasks[costs.size()].rows->shrink_weight - 1.0;
+      costs.push_back(sums.energy > 0.0 ? sums.total + shrink * sums.along * sums.along / sums.energy : sums.total);
+    }
+    return costs;
+  }
+  std::vector<std::vector<double>> error_covariances(std::span<const CodingTask> tasks) override {
+    std::vector<std::vector<double>> covariances(tasks.size());
+    for_each_device(static_cast<int>(tasks.size()), [&](Context& context, int first, int count) {
+      auto own = cuda::error_covariances(context, tasks.subspan(static_cast<std::size_t>(first),
+                                                                static_cast<std::size_t>(count)));
+      std::move(own.begin(), own.end(), covariances.begin() + first);
+    });
+    return covariances;
+  }
+  KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
+    return host_.kmeans(rows, dim, options);
+  }
+  std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
+    return host_.judge_outputs(std::move(heads));
+  }
+
+ private:
+  std::vector<CodedSums> code_and_weigh(std::span<const CodingTask> tasks, bool with_energy) {
+    std::vector<CodedSums> sums(tasks.size());
+    for_each_device(static_cast<int>(tasks.size()), [&](Context& context, int first, int count) {
+      const auto own = cuda::code_and_weigh(
+          context, tasks.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), with_energy);
+      std::copy(own.begin(), own.end(), sums.begin() + first);
+    });
+    return sums;
+  }
+
+  /// Deals `count` heads or tasks to the devices and calls f(context, first, number of them), for each device in a thread.
+  template <typename F>
+  void for_each_device(int count, F f) {
+    const std::lock_guard lock(mutex_);
+    const int devices = static_cast<int>(contexts_.size());
+    std::vector<std::exception_ptr> errors(contexts_.size());
+    const auto run = [&](int i) {
+      const int first = count * i / devices, end = count * (i + 1) / devices;
+      if (first == end) return;
+      try {
+        Context& context = *contexts_[static_cast<std::size_t>(i)];
+        context.use();
+        f(context, first, end - first);
+      } catch (...) {
+        errors[static_cast<std::size_t>(i)] = std::current_exception();
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int i = 1; i < devices; ++i) threads.emplace_back(run, i);
+    run(0);
+    for (std::thread& thread : threads) thread.join();
+    for (const std::exception_ptr& error : errors)
+      if (error) std::rethrow_exception(error);
+  }
+
+  Backend& host_;
+  std::mutex mutex_;  // one verb at a time
+  std::vector<std::unique_ptr<Context>> contexts_;
+};
+
+}  // namespace
+
+}  // namespace kvq::cuda
+
+extern "C" {
+__attribute__((visibility("default"))) const char* kvq_cuda_build() { return kvq::cuda::kBuild; }
+__attribute__((visibility("default"))) int kvq_cuda_devices(const char** reason) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  *reason = error == cudaSuccess ? "there is no device" : cudaGetErrorString(error);
+  return error == cudaSuccess ? count : 0;
+}
+__attribute__((visibility("default"))) kvq::Backend* kvq_cuda_backend(const int* devices, int count,
+                                                                      kvq::Backend* host) {
+  return new kvq::cuda::CudaBackend({devices, static_cast<std::size_t>(count)}, *host);
+}
+}

@@ -1,0 +1,233 @@
+#include <kvq/codec/poisoned.h>
+#include <kvq/compute/cuda/coded.h>
+#include <kvq/compute/cuda/moments.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+namespace kvq::cuda {
+
+namespace {
+
+constexpr const char* kWhat = "coding costs";
+/// Bytes of errors of the tasks that are coded at a time, unless one task takes more.
+constexpr std::size_t kBytesAtOnce = std::size_t{1} << 30;
+
+std::size_t size(std::int64_t x) { return static_cast<std::size_t>(x); }
+
+/// Arrays that are copied to the device together. Offsets are handed out first, addresses when all is known.
+class Packed {
+ public:
+  template <typename T>
+  std::size_t add(std::span<const T> data) {
+    const std::size_t at = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(at + data.size_bytes());
+    if (!data.empty()) std::memcpy(bytes_.data() + at, data.data(), data.size_bytes());
+    return at;
+  }
+  const std::byte* upload(Context& context, Buffer& buffer) const {
+    return context.upload(buffer, bytes_.data(), bytes_.size(), kWhat);
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+/// Offsets of a RotatedData and of a codec's groups in Packed.
+struct PlacedRows {
+  std::size_t rows, metric, weights;
+};
+struct PlacedCodec {
+  std::vector<CodedGroup> groups;
+  std::vector<std::size_t> tables;  ///< of each group
+  bool trellis = false;
+};
+
+PlacedRows place_rows(Packed& packed, const RotatedData& data) {
+  return {packed.add(std::span(data.rows)), packed.add(std::span(data.metric)), packed.add(std::span(data.weights))};
+}
+
+CodedGroup uniform_group(const UniformCoder& coder, int first, int count) {
+  return {.first = first,
+          .count = count,
+          .bits = coder.bits,
+          .levels = coder.levels,
+          .zero = coder.zero,
+          .rule = coder.rule,
+          .type = coder.scale_type};
+}
+
+/// Adds a group of RowCodec.
+struct PlaceGroup {
+  Packed& packed;
+  PlacedCodec& to;
+  int first, count;
+
+  void operator()(const UniformCoder& coder) const {
+    to.groups.push_back(uniform_group(coder, first, count));
+    to.tables.push_back(0);
+  }
+  void operator()(const CodebookGroup& group) const {
+    std::vector<float> tables(group.table().begin(), group.table().end());
+    tables.insert(tables.end(), group.thresholds().begin(), group.thresholds().end());
+    add({.kind = CodedGroup::Kind::codebook,
+         .bits = static_cast<int>(std::lround(std::log2(group.table().size()))),
+         .rule = group.rule(),
+         .type = group.type()},
+        tables);
+  }
+  void operator()(const TrellisGroup& group) const {
+    to.trellis = true;
+    add({.kind = CodedGroup::Kind::trellis,
+         .bits = group.bits(),
+         .memory = group.memory(),
+         .rule = group.rule(),
+         .type = group.type()},
+        group.values());
+  }
+
+ private:
+  void add(CodedGroup group, std::span<const float> table) const {
+    group.first = first, group.count = count;
+    to.groups.push_back(group);
+    to.tables.push_back(packed.add(table));
+  }
+};
+
+PlacedCodec place_codec(Packed& packed, const RowCodec& codec) {
+  PlacedCodec placed;
+  if (const UniformCoder* coder = codec.uniform()) {
+    for (int first = 0; first < codec.dim(); first += coder->group_size)
+      PlaceGroup{packed, placed, first, coder->group_size}(*coder);
+  } else {
+    for (const RowCodec::Group& group : codec.groups())
+      std::visit(PlaceGroup{packed, placed, group.first, group.count}, group.coder);
+  }
+  return placed;
+}
+
+/// Rank of the clip threshold among the magnitudes of a row, -1 without a clip: clip_threshold().
+int clip_index(const RowCodec& codec) {
+  const UniformCoder* coder = codec.uniform();
+  if (coder == nullptr || coder->rule != ScaleRule::minmax || !(codec.clip_ratio() < 1.0)) return -1;
+  return std::min(static_cast<int>(std::floor(codec.clip_ratio() * codec.dim())), codec.dim() - 1);
+}
+
+/// Tasks of equal dim, on the device with their errors.
+struct CodedBatch {
+  const CodedRows* on_device = nullptr;
+  std::vector<CodedRows> tasks = {};
+  int most_rows = 0, dim = 0;
+};
+
+/// Codes the rows of tasks; their dims are equal.
+CodedBatch code(Context& context, std::span<const CodingTask> tasks) {
+  Packed packed;
+  std::map<const RotatedData*, PlacedRows> rows;
+  std::map<const RowCodec*, PlacedCodec> codecs;
+  CodedBatch batch{.dim = tasks.front().codec->dim()};
+  std::size_t errors = 0, groups = 0;
+  bool trellis = false;
+  for (const CodingTask& task : tasks) {
+    if (!rows.contains(task.rows)) rows[task.rows] = place_rows(packed, *task.rows);
+    if (!codecs.contains(task.codec)) codecs[task.codec] = place_codec(packed, *task.codec);
+    errors += task.rows->rows.size();
+    groups += codecs[task.codec].groups.size();
+    trellis = trellis || codecs[task.codec].trellis;
+  }
+  const std::byte* base = packed.upload(context, context.rows);
+  const auto floats = [&](std::size_t offset) { return reinterpret_cast<const float*>(base + offset); };
+  std::vector<CodedGroup> all_groups;
+  std::map<const RowCodec*, std::size_t> first_group;
+  for (auto& [codec, placed] : codecs) {
+    first_group[codec] = all_groups.size();
+    for (std::size_t g = 0; g < placed.groups.size(); ++g) {
+      placed.groups[g].table = floats(placed.tables[g]);
+      all_groups.push_back(placed.groups[g]);
+    }
+  }
+  const CodedGroup* device_groups = context.upload(context.matrices, all_groups.data(), all_groups.size(), kWhat);
+  float* error_rows = context.outputs.room<float>(errors, kWhat);
+  for (const CodingTask& task : tasks) {
+    const PlacedRows& at = rows[task.rows];
+    const int count = static_cast<int>(task.rows->rows.size() / size(batch.dim));
+    batch.tasks.push_back({.rows = floats(at.rows),
+                           .metric = task.rows->metric.empty() ? nullptr : floats(at.metric),
+                           .weights = task.rows->weights.empty() ? nullptr : floats(at.weights),
+                           .groups = device_groups + first_group[task.codec],
+                           .num_groups = static_cast<int>(codecs[task.codec].groups.size()),
+                           .count = count,
+                           .dim = batch.dim,
+                           .clip_index = clip_index(*task.codec),
+                           .exact = task.codec->is_exact(),
+                           .errors = error_rows});
+    error_rows += task.rows->rows.size();
+    batch.most_rows = std::max(batch.most_rows, count);
+  }
+  batch.on_device = context.upload(context.keys, batch.tasks.data(), batch.tasks.size(), kWhat);
+  int* failed = context.status.room<int>(1, kWhat);
+  check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
+  std::uint8_t* survivors =
+      trellis ? context.solver_memory.room<std::uint8_t>(size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
+              : nullptr;
+  if (batch.most_rows > 0)
+    code_rows(batch.on_device, static_cast<int>(tasks.size()), batch.most_rows, batch.dim, survivors, failed,
+              context.stream());
+  check(cudaGetLastError(), kWhat);
+  if (context.download(failed, 1, kWhat)[0] != 0)
+    for (const CodingTask& task : tasks)
+      for (std::size_t at = 0; at < task.rows->rows.size(); at += size(batch.dim))
+        expect_finite(std::span(task.rows->rows).subspan(at, size(batch.dim)));
+  return batch;
+}
+
+/// Calls f(batch, number of its first task) for tasks in order, as many at a time as there is room for.
+template <typename F>
+void for_each_batch(Context& context, std::span<const CodingTask> tasks, F f) {
+  for (std::size_t first = 0; first < tasks.size();) {
+    std::size_t end = first, bytes = 0;
+    while (end < tasks.size() && tasks[end].codec->dim() == tasks[first].codec->dim() &&
+           (end == first || (bytes < kBytesAtOnce && end - first < 65535)))
+      bytes += tasks[end++].rows->rows.size() * sizeof(float);
+    f(code(context, tasks.subspan(first, end - first)), first);
+    first = end;
+  }
+}
+
+}  // namespace
+
+std::vector<CodedSums> code_and_weigh(Context& context, std::span<const CodingTask> tasks, bool with_energy) {
+  std::vector<CodedSums> sums(tasks.size());
+  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t first) {
+    const std::size_t count = batch.tasks.size();
+    if (batch.most_rows == 0) return;
+    CodedSums* row_sums = context.products.room<CodedSums>(count * size(batch.most_rows), kWhat);
+    CodedSums* own = context.sums.room<CodedSums>(count, kWhat);
+    weigh_errors(batch.on_device, static_cast<int>(count), batch.most_rows, batch.dim, with_energy, row_sums, own,
+                 context.stream());
+    check(cudaGetLastError(), kWhat);
+    const std::vector<CodedSums> found = context.download(own, count, kWhat);
+    std::copy(found.begin(), found.end(), sums.begin() + static_cast<std::ptrdiff_t>(first));
+  });
+  return sums;
+}
+
+std::vector<std::vector<double>> error_covariances(Context& context, std::span<const CodingTask> tasks) {
+  std::vector<std::vector<double>> covariances;
+  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t) {
+    for (const CodedRows& task : batch.tasks) {
+      const Rows errors{.data = task.errors, .token_stride = task.dim, .tokens = task.count, .heads = 1,
+                        .dim = task.dim};
+      MomentSum sum(task.dim);
+      add_moment(context, errors, {}, sum);
+      sum.symmetrize();
+      for (double& value : sum.sum) value /= static_cast<double>(task.count);
+      covariances.push_back(std::move(sum.sum));
+    }
+  });
+  return covariances;
+}
+
+}  // namespace kvq::cuda

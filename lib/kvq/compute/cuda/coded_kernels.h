@@ -1,0 +1,59 @@
+#pragma once
+
+#include <kvq/plan/page_layout.h>
+#include <kvq/plan/scheme.h>
+
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+
+/// Kernels that quantize rows as RowCodec does, bit for bit, and weigh the errors. Pointers are of the device.
+namespace kvq::cuda {
+
+/// RowCodec::Group.
+struct CodedGroup {
+  enum class Kind { uniform, codebook, trellis };
+  Kind kind = Kind::uniform;
+  int first = 0, count = 0;  ///< channels
+  int bits = 0, memory = 0;
+  UniformLevels levels = UniformLevels::affine;
+  ZeroKind zero = ZeroKind::floating;
+  ScaleRule rule = ScaleRule::minmax;
+  ScaleType type = ScaleType::fp16;
+  const float* table = nullptr;  ///< codebook: [2^b], then [2^b - 1] thresholds; trellis: values by window
+};
+
+/// Rows to quantize, and what an error costs.
+struct CodedRows {
+  const float* rows = nullptr;     ///< [count, dim]
+  const float* metric = nullptr;   ///< [dim, dim] or null
+  const float* weights = nullptr;  ///< [count] or null
+  const CodedGroup* groups = nullptr;
+  int num_groups = 0;
+  int count = 0, dim = 0;
+  int clip_index = -1;      ///< rank of the clip threshold among the sorted magnitudes of a row; -1: no clip
+  bool exact = false;       ///< rounded to bfloat16
+  float* errors = nullptr;  ///< [count, dim] quantized rows minus rows
+};
+
+/// Sums over the rows: w e M e, w x M e and w x M x.
+struct CodedSums {
+  double total = 0.0, along = 0.0, energy = 0.0;
+};
+
+/// Codes that surviving states drop, of one warp: shared memory has no room for them.
+KVQ_HD constexpr std::size_t survivor_bytes(int dim) { return static_cast<std::size_t>(dim > 64 ? dim : 64) * 256; }
+/// Warps that quantize rows of a trellis at once.
+constexpr int kTrellisWarps = 132 * 16;
+
+/// Fills in the errors of all tasks. Rows with a number that is not finite set *failed.
+/// @param tasks  [num_tasks] on the device, equal dim  @param most_rows  of a task
+/// @param survivors  [kTrellisWarps, survivor_bytes(dim)], if a group is a trellis; else null
+void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, std::uint8_t* survivors, int* failed,
+               CUstream_st* stream);
+/// sums[task]. @param row_sums  [num_tasks, most_rows], for intermediate results
+void weigh_errors(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool with_energy, CodedSums* row_sums,
+                  CodedSums* sums, CUstream_st* stream);
+
+}  // namespace kvq::cuda

@@ -1,0 +1,91 @@
+#include <kvq/compute/cuda_library.h>
+
+#include "support/dump_writer.h"
+#include "support/layers.h"
+#include "support/matrix.h"
+
+#include <catch2/catch.hpp>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <vector>
+
+// Not tests, but the times of docs/measurements.md: kvq-test-cuda "[.timing]".
+
+namespace kvq::test {
+
+namespace {
+
+/// Milliseconds of a call: the median of some, after one that loads libraries.
+template <typename F>
+double milliseconds(F f) {
+  f();
+  std::vector<double> times;
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+}  // namespace
+
+TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
+  const int device = 0;
+  const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
+  fmt::print("{}\n", backend->name());
+  std::vector<double> batch;
+  for (std::uint64_t i = 0; i < 576; ++i) {
+    const std::vector<double> one = random_covariance(128, i % 16 + 1);
+    batch.insert(batch.end(), one.begin(), one.end());
+  }
+  fmt::print("576 eigendecompositions of 128 x 128: {:.1f} ms\n", milliseconds([&] { backend->eigh(batch, 128); }));
+  constexpr std::size_t kSize = 128 * 128;
+  const auto all = backend->eigh(batch, 128);
+  for (const std::size_t count : {1, 2, 3, 5, 8, 16, 64, 288, 500}) {
+    const auto some = backend->eigh(std::span(batch).first(count * kSize), 128);
+    std::size_t different = 0;
+    for (std::size_t i = 0; i < count; ++i) different += some[i].vectors != all[i].vectors ? 1 : 0;
+    fmt::print("of the first {}: {} differ from the batch of 576\n", count, different);
+  }
+  // A layer of Qwen3-8B.
+  LayerSpec spec{.num_q_heads = 32, .num_kv_heads = 8, .head_dim = 128, .v_head_dim = 128, .lengths = {8878}};
+  spec.dtype = DType::bf16;
+  spec.softmax_scale = 1.0 / std::sqrt(128.0);
+  const LayerActivations layer = make_layer(spec);
+  const LayerGeometry& g = layer.geometry;
+  fmt::print("second moments of queries: {:.1f} ms\n",
+             milliseconds([&] { backend->second_moments(layer.q.view(), {.heads_per_group = 4}); }));
+  fmt::print("second moments of keys: {:.1f} ms\n", milliseconds([&] { backend->second_moments(layer.k.view(), {}); }));
+  const SequenceAttention sequence{.geometry = g,
+                                   .q = layer.q.view(),
+                                   .k = layer.k.view(),
+                                   .v = layer.v->view(),
+                                   .first = 0,
+                                   .count = 8878};
+  for (const bool scored : {false, true})
+    fmt::print("attention moments{}: {:.1f} ms\n", scored ? " with scored queries" : "", milliseconds([&] {
+                 std::vector<AttentionMoments> moments(8, {MomentSum{128}, MomentSum{128}, {}});
+                 backend->add_attention_moments(sequence, scored, moments, {});
+               }));
+}
+
+TEST_CASE("A dump of the size of Qwen3-8B's, qwen3-8b.h5 in this folder", "[.dump]") {
+  RandomDumpSpec spec{.num_q_heads = 32, .num_kv_heads = 8, .head_dim = 128, .v_head_dim = 128, .lengths = {8878}};
+  spec.dtype = DType::bf16;
+  spec.rope = {.layout = RopeLayout::half, .dim = 128, .inv_freq = {}};
+  for (int i = 0; i < 64; ++i) spec.rope.inv_freq.push_back(std::pow(1e6, -i / 64.0));
+  DumpContent dump = random_dump(spec);
+  dump.num_layers = 36;
+  while (dump.layers.size() < 36) {
+    dump.layers.push_back(dump.layers.front());
+    dump.layers.back().layer = static_cast<int>(dump.layers.size()) - 1;
+  }
+  write_dump("qwen3-8b.h5", dump);
+}
+
+}  // namespace kvq::test
