@@ -64,6 +64,8 @@ class Backend {
   virtual ~Backend() = default;
   /// For people: "cpu", or the device.
   virtual std::string name() const = 0;
+  /// Whether verbs run elsewhere, so that processors can read one layer while the verbs are at another one.
+  virtual bool leaves_processors_free() const { return false; }
 
   /// Uncentered second moment of each group of heads, [H / heads_per_group], symmetric.
   virtual std::vector<MomentSum> second_moments(const TensorView& rows, const MomentRequest& request) = 0;

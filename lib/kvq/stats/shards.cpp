@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <future>
 #include <set>
 #include <span>
 #include <utility>
@@ -113,6 +114,36 @@ std::uintmax_t least_bytes(const CollectRequest& request) {
   return static_cast<std::uintmax_t>(bytes);
 }
 
+namespace {
+
+/// The layers of a request in turn. If the backend leaves processors free, the next layer is read while the caller is
+/// at this one, so two are in memory.
+class LayerReader {
+ public:
+  LayerReader(const Dump& dump, const CollectRequest& request, bool ahead)
+      : dump_(dump), request_(request), ahead_(ahead) {}
+
+  LayerActivations load(std::size_t i) {
+    LayerActivations layer = next_.valid() ? next_.get() : read(i);
+    if (ahead_ && i + 1 < request_.layers.size()) next_ = std::async(std::launch::async, [this, i] { return read(i + 1); });
+    return layer;
+  }
+
+ private:
+  LayerActivations read(std::size_t i) const {
+    LayerActivations activations = dump_.load_layer(request_.layers[i].layer);
+    keep_tokens(activations, request_.tokens.first, request_.tokens.count);
+    return activations;
+  }
+
+  const Dump& dump_;
+  const CollectRequest& request_;
+  bool ahead_;
+  std::future<LayerActivations> next_;
+};
+
+}  // namespace
+
 StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
                            Backend& backend, const SayProgress& say) {
   StatsOrigin origin;
@@ -121,6 +152,12 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
   origin.header.model.layers = request.layers;
   const auto tokens = static_cast<double>(request.tokens.count);
   double done = 0.0;
+  const bool overlaps = backend.leaves_processors_free();
+  LayerReader reader(dump, request, overlaps);
+  std::future<std::string> saved;  // of the layer before
+  const auto take_saved = [&] {
+    if (saved.valid()) origin.entries.back().file_hash = saved.get();
+  };
   for (std::size_t i = 0; i < request.layers.size(); ++i) {
     const LayerEntry& entry = request.layers[i];
     const StatsRequest layer_request = restrict_to_layer(request.stats, entry);
@@ -129,8 +166,7 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
     const auto say_part = [&](double part) {
       if (say) say({done + part * work, i, entry.layer, (static_cast<double>(i) + part) * tokens});
     };
-    LayerActivations activations = dump.load_layer(entry.layer);
-    keep_tokens(activations, request.tokens.first, request.tokens.count);
+    const LayerActivations activations = reader.load(i);
     const fs::path path = parts.part(origin.header, layer_request, activations);
     std::shared_ptr<const LayerStats> last;
     std::string hash = resume ? hash_of_old_shard(path, activations, origin.header, layer_request) : std::string();
@@ -139,9 +175,15 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
           collect(activations, layer_request, backend, [&](std::int64_t rows, std::int64_t all) {
             say_part(static_cast<double>(rows) / static_cast<double>(all));
           }));
-      hash = save_stats(origin.header, std::span(stats.get(), 1), path);
+      take_saved();
+      saved = std::async(overlaps ? std::launch::async : std::launch::deferred, [&header = origin.header, stats, path] {
+        return save_stats(header, std::span(stats.get(), 1), path);
+      });
+      if (!overlaps) hash = saved.get();
       if (i + 1 == request.layers.size())
         last = std::move(stats);  // keeps the last layer in memory, which holds one layer anyway
+    } else {
+      take_saved();
     }
     say_part(1.0);
     done += work;
@@ -149,6 +191,7 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
     origin.entries.push_back(
         {path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last), std::move(hash)});
   }
+  take_saved();
   return origin;
 }
 

@@ -1,6 +1,7 @@
 #include <kvq/compute/cuda/attention.h>
 #include <kvq/compute/cuda/coded.h>
 #include <kvq/compute/cuda/entry.h>
+#include <kvq/compute/cuda/judge.h>
 #include <kvq/compute/cuda/moments.h>
 
 #include <algorithm>
@@ -29,18 +30,22 @@ double weight_of_group(const TensorView& rows, const MomentRequest& request, int
   return total;
 }
 
-/// One device or several, which divide the heads or the tasks; each of these is computed whole, on one device, so the
-/// number of devices does not change a result. k-means and the error of outputs are the host's.
+/// One device or several, which divide the heads of statistics and take turns at other calls. A head is always computed
+/// whole, on one device, so the number of devices does not change a result. k-means is the host's.
 class CudaBackend : public Backend {
  public:
   CudaBackend(std::span<const int> devices, Backend& host) : host_(host) {
-    for (const int device : devices) contexts_.push_back(std::make_unique<Context>(device));
+    num_devices_ = static_cast<int>(devices.size());
+    contexts_.resize(devices.size() * kLanes);
+    for (std::size_t i = 0; i < devices.size(); ++i) contexts_[i] = std::make_unique<Context>(devices[i]);
   }
 
   std::string name() const override {
     const std::string& first = contexts_.front()->name();
-    return contexts_.size() == 1 ? first : fmt::format("{} x {}", contexts_.size(), first);
+    return num_devices_ == 1 ? first : fmt::format("{} x {}", num_devices_, first);
   }
+
+  bool leaves_processors_free() const override { return true; }
 
   std::vector<MomentSum> second_moments(const TensorView& rows, const MomentRequest& request) override {
     const bool of_heads = request.weights.size() == static_cast<std::size_t>(rows.tokens * rows.heads);
@@ -108,9 +113,10 @@ class CudaBackend : public Backend {
   }
 
   std::vector<EigenPairs> eigh(std::span<const double> matrices, int dim) override {
-    const std::lock_guard lock(mutex_);
-    contexts_.front()->use();
-    return cuda::eigh(*contexts_.front(), matrices, dim);
+    Context& context = next_context();
+    const std::lock_guard lock(context.mutex);
+    context.use();
+    return cuda::eigh(context, matrices, dim);
   }
 
   std::vector<double> coding_costs(std::span<const CodingTask> tasks) override {
@@ -127,43 +133,46 @@ class CudaBackend : public Backend {
     return costs;
   }
   std::vector<std::vector<double>> error_covariances(std::span<const CodingTask> tasks) override {
-    std::vector<std::vector<double>> covariances(tasks.size());
-    for_each_device(static_cast<int>(tasks.size()), [&](Context& context, int first, int count) {
-      auto own = cuda::error_covariances(context, tasks.subspan(static_cast<std::size_t>(first),
-                                                                static_cast<std::size_t>(count)));
-      std::move(own.begin(), own.end(), covariances.begin() + first);
-    });
-    return covariances;
+    Context& context = next_context();
+    const std::lock_guard lock(context.mutex);
+    context.use();
+    return cuda::error_covariances(context, tasks);
   }
   KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
     return host_.kmeans(rows, dim, options);
   }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
-    return host_.judge_outputs(std::move(heads));
+    return can_judge(heads) ? cuda::judge_outputs(next_context(), heads) : host_.judge_outputs(std::move(heads));
   }
 
  private:
   std::vector<CodedSums> code_and_weigh(std::span<const CodingTask> tasks, bool with_energy) {
-    std::vector<CodedSums> sums(tasks.size());
-    for_each_device(static_cast<int>(tasks.size()), [&](Context& context, int first, int count) {
-      const auto own = cuda::code_and_weigh(
-          context, tasks.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)), with_energy);
-      std::copy(own.begin(), own.end(), sums.begin() + first);
-    });
-    return sums;
+    Context& context = next_context();
+    const std::lock_guard lock(context.mutex);
+    context.use();
+    return cuda::code_and_weigh(context, tasks, with_energy);
   }
 
-  /// Deals `count` heads or tasks to the devices and calls f(context, first, number of them), for each device in a thread.
+  /// Threads that code rows at the same time take different contexts, on all devices in turn.
+  Context& next_context() {
+    const std::lock_guard lock(mutex_);
+    const std::size_t devices = static_cast<std::size_t>(num_devices_);
+    std::unique_ptr<Context>& context = contexts_[next_++ % contexts_.size()];
+    if (!context) context = std::make_unique<Context>(contexts_[(next_ - 1) % devices]->device());
+    return *context;
+  }
+
+  /// Deals `count` heads to the devices and calls f(context, first, number of them), for each device in a thread.
   template <typename F>
   void for_each_device(int count, F f) {
-    const std::lock_guard lock(mutex_);
-    const int devices = static_cast<int>(contexts_.size());
-    std::vector<std::exception_ptr> errors(contexts_.size());
+    const int devices = num_devices_;
+    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(devices));
     const auto run = [&](int i) {
       const int first = count * i / devices, end = count * (i + 1) / devices;
       if (first == end) return;
       try {
         Context& context = *contexts_[static_cast<std::size_t>(i)];
+        const std::lock_guard lock(context.mutex);
         context.use();
         f(context, first, end - first);
       } catch (...) {
@@ -178,9 +187,13 @@ class CudaBackend : public Backend {
       if (error) std::rethrow_exception(error);
   }
 
+  static constexpr int kLanes = 4;  ///< contexts of a device
+
   Backend& host_;
-  std::mutex mutex_;  // one verb at a time
-  std::vector<std::unique_ptr<Context>> contexts_;
+  int num_devices_ = 0;
+  std::vector<std::unique_ptr<Context>> contexts_;  ///< the first one of each device, then others, made when needed
+  std::mutex mutex_;                                ///< of next_context()
+  std::size_t next_ = 0;
 };
 
 }  // namespace

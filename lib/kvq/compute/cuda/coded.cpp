@@ -115,72 +115,102 @@ int clip_index(const RowCodec& codec) {
   return std::min(static_cast<int>(std::floor(codec.clip_ratio() * codec.dim())), codec.dim() - 1);
 }
 
+/// Groups of codecs, in Packed and then on the device.
+class DeviceCodecs {
+ public:
+  void add(Packed& packed, const RowCodec& codec) {
+    if (!placed_.contains(&codec)) placed_[&codec] = place_codec(packed, codec);
+  }
+  /// @param base  address of Packed
+  void upload(Context& context, const std::byte* base) {
+    std::vector<CodedGroup> all;
+    for (auto& [codec, placed] : placed_) {
+      first_[codec] = all.size();
+      trellis_ = trellis_ || placed.trellis;
+      for (std::size_t g = 0; g < placed.groups.size(); ++g) {
+        placed.groups[g].table = reinterpret_cast<const float*>(base + placed.tables[g]);
+        all.push_back(placed.groups[g]);
+      }
+    }
+    groups_ = context.upload(context.groups, all.data(), all.size(), kWhat);
+  }
+  /// Fills in what of a task is the codec's.
+  void describe(const RowCodec& codec, CodedRows& task) const {
+    task.groups = groups_ + first_.at(&codec), task.num_groups = static_cast<int>(placed_.at(&codec).groups.size());
+    task.dim = codec.dim(), task.clip_index = clip_index(codec), task.exact = codec.is_exact();
+  }
+  bool have_trellis() const { return trellis_; }
+
+ private:
+  std::map<const RowCodec*, PlacedCodec> placed_;
+  std::map<const RowCodec*, std::size_t> first_;
+  const CodedGroup* groups_ = nullptr;
+  bool trellis_ = false;
+};
+
 /// Tasks of equal dim, on the device with their errors.
 struct CodedBatch {
   const CodedRows* on_device = nullptr;
   std::vector<CodedRows> tasks = {};
   int most_rows = 0, dim = 0;
+  const int* failed = nullptr;  ///< on the device: 1 if a row is not finite
 };
+
+/// Codes the rows of tasks that are described but not yet on the device. @return  the address of the result: 1 if a row
+/// is not finite
+const int* code_tasks(Context& context, CodedBatch& batch, const DeviceCodecs& codecs) {
+  for (const CodedRows& task : batch.tasks) batch.most_rows = std::max(batch.most_rows, task.count);
+  batch.on_device = context.upload(context.tasks, batch.tasks.data(), batch.tasks.size(), kWhat);
+  int* failed = context.status.room<int>(1, kWhat);
+  check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
+  std::uint8_t* survivors = codecs.have_trellis()
+                                ? context.solver_memory.room<std::uint8_t>(
+                                      size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
+                                : nullptr;
+  if (batch.most_rows > 0)
+    code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, survivors, failed,
+              context.stream());
+  check(cudaGetLastError(), kWhat);
+  return failed;
+}
 
 /// Codes the rows of tasks; their dims are equal.
 CodedBatch code(Context& context, std::span<const CodingTask> tasks) {
   Packed packed;
   std::map<const RotatedData*, PlacedRows> rows;
-  std::map<const RowCodec*, PlacedCodec> codecs;
+  DeviceCodecs codecs;
   CodedBatch batch{.dim = tasks.front().codec->dim()};
-  std::size_t errors = 0, groups = 0;
-  bool trellis = false;
+  std::size_t errors = 0;
   for (const CodingTask& task : tasks) {
     if (!rows.contains(task.rows)) rows[task.rows] = place_rows(packed, *task.rows);
-    if (!codecs.contains(task.codec)) codecs[task.codec] = place_codec(packed, *task.codec);
+    codecs.add(packed, *task.codec);
     errors += task.rows->rows.size();
-    groups += codecs[task.codec].groups.size();
-    trellis = trellis || codecs[task.codec].trellis;
   }
   const std::byte* base = packed.upload(context, context.rows);
+  codecs.upload(context, base);
   const auto floats = [&](std::size_t offset) { return reinterpret_cast<const float*>(base + offset); };
-  std::vector<CodedGroup> all_groups;
-  std::map<const RowCodec*, std::size_t> first_group;
-  for (auto& [codec, placed] : codecs) {
-    first_group[codec] = all_groups.size();
-    for (std::size_t g = 0; g < placed.groups.size(); ++g) {
-      placed.groups[g].table = floats(placed.tables[g]);
-      all_groups.push_back(placed.groups[g]);
-    }
-  }
-  const CodedGroup* device_groups = context.upload(context.matrices, all_groups.data(), all_groups.size(), kWhat);
   float* error_rows = context.outputs.room<float>(errors, kWhat);
   for (const CodingTask& task : tasks) {
     const PlacedRows& at = rows[task.rows];
-    const int count = static_cast<int>(task.rows->rows.size() / size(batch.dim));
-    batch.tasks.push_back({.rows = floats(at.rows),
-                           .metric = task.rows->metric.empty() ? nullptr : floats(at.metric),
-                           .weights = task.rows->weights.empty() ? nullptr : floats(at.weights),
-                           .groups = device_groups + first_group[task.codec],
-                           .num_groups = static_cast<int>(codecs[task.codec].groups.size()),
-                           .count = count,
-                           .dim = batch.dim,
-                           .clip_index = clip_index(*task.codec),
-                           .exact = task.codec->is_exact(),
-                           .errors = error_rows});
+    CodedRows coded{.rows = floats(at.rows),
+                    .metric = task.rows->metric.empty() ? nullptr : floats(at.metric),
+                    .weights = task.rows->weights.empty() ? nullptr : floats(at.weights),
+                    .count = static_cast<int>(task.rows->rows.size() / size(batch.dim)),
+                    .errors = error_rows};
+    codecs.describe(*task.codec, coded);
+    batch.tasks.push_back(coded);
     error_rows += task.rows->rows.size();
-    batch.most_rows = std::max(batch.most_rows, count);
   }
-  batch.on_device = context.upload(context.keys, batch.tasks.data(), batch.tasks.size(), kWhat);
-  int* failed = context.status.room<int>(1, kWhat);
-  check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
-  std::uint8_t* survivors =
-      trellis ? context.solver_memory.room<std::uint8_t>(size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
-              : nullptr;
-  if (batch.most_rows > 0)
-    code_rows(batch.on_device, static_cast<int>(tasks.size()), batch.most_rows, batch.dim, survivors, failed,
-              context.stream());
-  check(cudaGetLastError(), kWhat);
-  if (context.download(failed, 1, kWhat)[0] != 0)
-    for (const CodingTask& task : tasks)
-      for (std::size_t at = 0; at < task.rows->rows.size(); at += size(batch.dim))
-        expect_finite(std::span(task.rows->rows).subspan(at, size(batch.dim)));
+  batch.failed = code_tasks(context, batch, codecs);
   return batch;
+}
+
+/// Throws what the codec throws, if a row of the tasks is not finite. Waits for the device.
+void expect_finite_rows(Context& context, const CodedBatch& batch, std::span<const CodingTask> tasks) {
+  if (context.download(batch.failed, 1, kWhat)[0] == 0) return;
+  for (const CodingTask& task : tasks)
+    for (std::size_t at = 0; at < task.rows->rows.size(); at += size(batch.dim))
+      expect_finite(std::span(task.rows->rows).subspan(at, size(batch.dim)));
 }
 
 /// Calls f(batch, number of its first task) for tasks in order, as many at a time as there is room for.
@@ -209,6 +239,7 @@ std::vector<CodedSums> code_and_weigh(Context& context, std::span<const CodingTa
                  context.stream());
     check(cudaGetLastError(), kWhat);
     const std::vector<CodedSums> found = context.download(own, count, kWhat);
+    expect_finite_rows(context, batch, tasks.subspan(first, count));
     std::copy(found.begin(), found.end(), sums.begin() + static_cast<std::ptrdiff_t>(first));
   });
   return sums;
@@ -216,7 +247,8 @@ std::vector<CodedSums> code_and_weigh(Context& context, std::span<const CodingTa
 
 std::vector<std::vector<double>> error_covariances(Context& context, std::span<const CodingTask> tasks) {
   std::vector<std::vector<double>> covariances;
-  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t) {
+  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t first) {
+    expect_finite_rows(context, batch, tasks.subspan(first, batch.tasks.size()));
     for (const CodedRows& task : batch.tasks) {
       const Rows errors{.data = task.errors, .token_stride = task.dim, .tokens = task.count, .heads = 1,
                         .dim = task.dim};
@@ -228,6 +260,26 @@ std::vector<std::vector<double>> error_covariances(Context& context, std::span<c
     }
   });
   return covariances;
+}
+
+void quantize_rows(Context& context, std::span<const RowCodec> codecs, const float* rows, int count, float* to) {
+  Packed packed;
+  DeviceCodecs on_device;
+  CodedBatch batch{.dim = codecs.front().dim()};
+  for (const RowCodec& codec : codecs) on_device.add(packed, codec);
+  packed.add(std::span<const float>(std::vector<float>(1)));  // exact codecs have no tables
+  on_device.upload(context, packed.upload(context, context.rows));
+  const std::int64_t numbers = std::int64_t{count} * batch.dim;
+  for (std::size_t h = 0; h < codecs.size(); ++h) {
+    const auto at = static_cast<std::int64_t>(h) * numbers;
+    CodedRows coded{.rows = rows + at, .count = count, .errors = to + at, .keeps_rows = true};
+    on_device.describe(codecs[h], coded);
+    batch.tasks.push_back(coded);
+  }
+  const int* failed = code_tasks(context, batch, on_device);
+  if (context.download(failed, 1, kWhat)[0] == 0) return;
+  const std::vector<float> all = context.download(rows, size(numbers) * codecs.size(), kWhat);
+  for (std::size_t at = 0; at < all.size(); at += size(batch.dim)) expect_finite(std::span(all).subspan(at, size(batch.dim)));
 }
 
 }  // namespace kvq::cuda

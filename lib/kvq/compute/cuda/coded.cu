@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       __syncwarp();
     }
     float* to = task.errors + std::int64_t{row} * dim;
-    for (int i = lane; i < dim; i += 32) to[i] = x[i] - from[i];
+    for (int i = lane; i < dim; i += 32) to[i] = task.keeps_rows ? x[i] : x[i] - from[i];
     __syncwarp();
   }
 }

@@ -34,7 +34,8 @@ struct CodedRows {
   int count = 0, dim = 0;
   int clip_index = -1;      ///< rank of the clip threshold among the sorted magnitudes of a row; -1: no clip
   bool exact = false;       ///< rounded to bfloat16
-  float* errors = nullptr;  ///< [count, dim] quantized rows minus rows
+  float* errors = nullptr;  ///< [count, dim] result: quantized rows minus rows
+  bool keeps_rows = false;  ///< `errors` becomes the quantized rows themselves
 };
 
 /// Sums over the rows: w e M e, w x M e and w x M x.

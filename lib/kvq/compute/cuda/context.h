@@ -4,6 +4,7 @@
 #include <kvq/compute/cuda/kernels.h>
 
 #include <cstddef>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,7 @@ class Context {
   Context& operator=(const Context&) = delete;
 
   void use() const { check(cudaSetDevice(device_), "choice of the device"); }
+  int device() const { return device_; }
   const std::string& name() const { return name_; }
   CUstream_st* stream() const { return stream_; }
   cublasHandle_t blas() const { return blas_; }
@@ -75,7 +77,10 @@ class Context {
   Buffer parts_q, parts_k, parts_v;                        // Parts
   Buffer plain, weighted, products, means, sums, matrices;  // double
   Buffer outputs, softmax, norms, scores, forms, columns;  // of attention
+  Buffer groups, tasks;                                    // of codecs
   Buffer solver_memory, status;
+
+  std::mutex mutex;  ///< held by the thread that uses the context
 
  private:
   int device_;
