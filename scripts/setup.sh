@@ -5,24 +5,28 @@ cd "$(dirname "$0")/.."
 
 usage() {
   cat <<'TEXT'
-usage: scripts/setup.sh [--with-tests] [--with-dump] [--with-mpi] [--no-packages] [--check]
+usage: scripts/setup.sh [--with-tests] [--with-dump] [--with-mpi] [--with-cuda-libs] [--no-packages] [--check]
 
   (nothing)      compilers, libraries, and .venv with numpy, h5py, safetensors, pytest
   --with-tests   also the test libraries, clang (sanitizers, fuzzing), chromium (the HTML report) and Open MPI
   --with-dump    also torch and transformers in .venv, for scripts/dump_qkv.py and scripts/perplexity.py;
                  a torch that python3 already has is used as it is
   --with-mpi     also Open MPI, for kvq-calibrate-mpi
+  --with-cuda-libs
+                 also cuBLAS and cuSOLVER 13 in .venv (1.2 GB), for kvq-calibrate --device cuda where the CUDA
+                 Toolkit lacks them
   --no-packages  only .venv: system packages are yours to install (a system without apt-get)
   --check        say what is missing, install nothing; exit 1 if something is
 TEXT
 }
 
-with_tests=0 with_dump=0 with_mpi=0 with_packages=1 check=0
+with_tests=0 with_dump=0 with_mpi=0 with_cuda_libs=0 with_packages=1 check=0
 for word in "$@"; do
   case "$word" in
     --with-tests) with_tests=1 ;;
     --with-dump) with_dump=1 ;;
     --with-mpi) with_mpi=1 ;;
+    --with-cuda-libs) with_cuda_libs=1 ;;
     --no-packages) with_packages=0 ;;
     --check) check=1 ;;
     -h | --help) usage; exit 0 ;;
@@ -73,7 +77,7 @@ install_part() {
   $venv/bin/python -m pip install --quiet --disable-pip-version-check "${@:2}" -r "$1"
   recipe "$1" >"$venv/$(basename "$1").installed"
 }
-light=scripts/requirements.txt dump=scripts/requirements-dump.txt
+light=scripts/requirements.txt dump=scripts/requirements-dump.txt cuda=scripts/requirements-cuda.txt
 
 if [ $check = 1 ]; then
   status=0
@@ -81,6 +85,10 @@ if [ $check = 1 ]; then
   is_current $light || { echo "missing or outdated: $venv"; status=1; }
   if [ $with_dump = 1 ] && ! is_current $dump; then
     echo "missing or outdated: torch and transformers in $venv"
+    status=1
+  fi
+  if [ $with_cuda_libs = 1 ] && ! is_current $cuda; then
+    echo "missing or outdated: cuBLAS and cuSOLVER in $venv"
     status=1
   fi
   [ $status = 0 ] && echo "everything is there"
@@ -122,4 +130,8 @@ if [ $with_dump = 1 ] && ! is_current $dump; then
     echo "installing torch and transformers into $venv"
     install_part $dump torch==2.13.0
   fi
+fi
+if [ $with_cuda_libs = 1 ] && ! is_current $cuda; then
+  echo "installing cuBLAS and cuSOLVER into $venv"
+  install_part $cuda
 fi

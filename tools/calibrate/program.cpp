@@ -98,6 +98,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (outputs.json) {
     Json json = calibrate_json(artifact, output, outputs.context);
+    json["device"] = backend.name();
     json["warnings"] = few.empty() ? Json::array() : Json::array({few});
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
     if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
@@ -129,6 +130,10 @@ Artifact decide_and_save(const CalibrateFlags& flags, const StatsOrigin& origin,
   return artifact;
 }
 
+void say_device(const CalibrateFlags& flags, const Backend& backend) {
+  if (!says_nothing(flags)) say(fmt::format("device: {}\n", backend.name()));
+}
+
 /// Merges statistics files and decides from statistics, each if the flags say so.
 void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted,
                           Backend& backend) {
@@ -143,6 +148,7 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
   if (only_merges) return;
   check_layers(options, StatsFile::open(flags.inputs.stats).header().model);
   const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
+  say_device(flags, backend);
   const Artifact artifact = decide_and_save(flags, origin, options, *claim, backend);
   print_results(flags.outputs, origin, options, artifact, output, backend);
 }
@@ -158,6 +164,7 @@ StatsOrigin collect_dump(const CalibrateFlags& flags, const Dump& dump, const Co
                          const PartsFolder& parts, const std::optional<OutputClaim>& stats,
                          const CollectDump& collect, Backend& backend) {
   check_disk_space(request, parts, stats ? stats->path() : fs::path());
+  say_device(flags, backend);
   StatsOrigin origin = collect(dump, request, parts, flags.behavior.resume, says_nothing(flags), backend);
   if (stats) merge_parts(origin, stats->path());
   return origin;
@@ -245,7 +252,6 @@ int calibrate(const CalibrateFlags& flags, const CollectDump& collect) {
   const DeviceChoice device = parse_device(flags.behavior.device);
   if (flags.behavior.dry_run) return dry_run(flags, options);
   const ChosenBackend chosen = choose_backend(device);
-  if (!says_nothing(flags)) say(fmt::format("device: {}\n", chosen.get().name()));
   if (inputs.dumps.empty())
     calibrate_statistics(flags, options, wanted, chosen.get());
   else if (flags.behavior.stats_only)
