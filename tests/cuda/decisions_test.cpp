@@ -19,8 +19,7 @@ void check_same_decision(const TensorPlan& cuda, const TensorPlan& cpu) {
   CHECK(cuda.rotation.signs == cpu.rotation.signs);
   CHECK(cuda.rotation.sign_choice == cpu.rotation.sign_choice);
   REQUIRE(cuda.rotation.matrix.size() == cpu.rotation.matrix.size());
-  if (!cpu.rotation.matrix.empty())
-    CHECK(relative_difference(cuda.rotation.matrix, cpu.rotation.matrix) < 1e-3);
+  if (!cpu.rotation.matrix.empty()) CHECK(relative_difference(cuda.rotation.matrix, cpu.rotation.matrix) < 1e-3);
   REQUIRE(cuda.allocation.has_value() == cpu.allocation.has_value());
   if (cpu.allocation) CHECK(cuda.allocation->channel_bits == cpu.allocation->channel_bits);
   CHECK(cuda.transform.has_value() == cpu.transform.has_value());

@@ -4,8 +4,8 @@
 #include "support/layers.h"
 #include "support/matrix.h"
 
-#include <catch2/catch.hpp>
 #include <fmt/format.h>
+#include <catch2/catch.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -61,12 +61,8 @@ TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
   fmt::print("second moments of queries: {:.1f} ms\n",
              milliseconds([&] { backend->second_moments(layer.q.view(), {.heads_per_group = 4}); }));
   fmt::print("second moments of keys: {:.1f} ms\n", milliseconds([&] { backend->second_moments(layer.k.view(), {}); }));
-  const SequenceAttention sequence{.geometry = g,
-                                   .q = layer.q.view(),
-                                   .k = layer.k.view(),
-                                   .v = layer.v->view(),
-                                   .first = 0,
-                                   .count = 8878};
+  const SequenceAttention sequence{
+      .geometry = g, .q = layer.q.view(), .k = layer.k.view(), .v = layer.v->view(), .first = 0, .count = 8878};
   for (const bool scored : {false, true})
     fmt::print("attention moments{}: {:.1f} ms\n", scored ? " with scored queries" : "", milliseconds([&] {
                  std::vector<AttentionMoments> moments(8, {MomentSum{128}, MomentSum{128}, {}});

@@ -21,8 +21,7 @@ DeviceChoice parse_device(const std::string& text) {
   if (text == "cuda") return {Kind::cuda};
   if (text.starts_with(kWithList) && text.size() > kWithList.size())
     return {Kind::cuda, parse_int_list(text.substr(kWithList.size()), "--device")};
-  throw Error{ErrorKind::usage,
-              fmt::format("--device: expected auto, cpu, cuda or cuda:0,1, found \"{}\"", text)};
+  throw Error{ErrorKind::usage, fmt::format("--device: expected auto, cpu, cuda or cuda:0,1, found \"{}\"", text)};
 }
 
 ChosenBackend choose_backend(const DeviceChoice& choice) {
@@ -41,8 +40,9 @@ ChosenBackend choose_backend(const DeviceChoice& choice) {
   }
   for (const int device : devices)
     if (device < 0 || device >= library.num_devices())
-      throw Error{ErrorKind::usage, fmt::format("--device: device {} is not there (this machine has {}, from 0)", device,
-                                                counted(static_cast<std::size_t>(library.num_devices()), "device"))};
+      throw Error{ErrorKind::usage,
+                  fmt::format("--device: device {} is not there (this machine has {}, from 0)", device,
+                              counted(static_cast<std::size_t>(library.num_devices()), "device"))};
   return {library.make_backend(devices)};
 }
 

@@ -285,8 +285,8 @@ bool concerns_process(const CalibrateFlags& f) {
   const Outputs& out = f.outputs;
   return !out.artifact.empty() || !f.inputs.stats.empty() || !f.inputs.merge_stats.empty() || f.behavior.resume ||
          f.behavior.dry_run || f.behavior.stats_only || f.behavior.threads != 0 ||
-         f.behavior.device != Behavior{}.device || out.json || out.report_ablation ||
-         out.report_outliers || out.report_rotations;
+         f.behavior.device != Behavior{}.device || out.json || out.report_ablation || out.report_outliers ||
+         out.report_rotations;
 }
 
 std::filesystem::path resolve_output(const CalibrateFlags& f) {

@@ -108,7 +108,8 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (!outputs.quiet) {
     fmt::print("{}", closing_table(artifact, outputs.context));
-    fmt::print("wrote {} ({})\n", safe_line(output.string()), format_bytes(static_cast<double>(fs::file_size(output))));
+    fmt::print("wrote {} ({}), computed on {}\n", safe_line(output.string()),
+               format_bytes(static_cast<double>(fs::file_size(output))), backend.name());
     for (const LayerPlan& layer : artifact.layers)
       if (!layer.v)
         fmt::print("layer {} has no values in the dump ({}): only its keys are planned\n", layer.layer,
@@ -130,10 +131,6 @@ Artifact decide_and_save(const CalibrateFlags& flags, const StatsOrigin& origin,
   return artifact;
 }
 
-void say_device(const CalibrateFlags& flags, const Backend& backend) {
-  if (!says_nothing(flags)) say(fmt::format("device: {}\n", backend.name()));
-}
-
 /// Merges statistics files and decides from statistics, each if the flags say so.
 void calibrate_statistics(const CalibrateFlags& flags, const Options& options, const std::vector<int>& wanted,
                           Backend& backend) {
@@ -148,7 +145,6 @@ void calibrate_statistics(const CalibrateFlags& flags, const Options& options, c
   if (only_merges) return;
   check_layers(options, StatsFile::open(flags.inputs.stats).header().model);
   const StatsOrigin origin = open_stats(flags.inputs.stats, wanted);
-  say_device(flags, backend);
   const Artifact artifact = decide_and_save(flags, origin, options, *claim, backend);
   print_results(flags.outputs, origin, options, artifact, output, backend);
 }
@@ -161,10 +157,9 @@ void say_parts(const CalibrateFlags& flags, const PartsFolder& parts) {
 
 /// Collects into the parts, and joins them in the file of --stats if there is one.
 StatsOrigin collect_dump(const CalibrateFlags& flags, const Dump& dump, const CollectRequest& request,
-                         const PartsFolder& parts, const std::optional<OutputClaim>& stats,
-                         const CollectDump& collect, Backend& backend) {
+                         const PartsFolder& parts, const std::optional<OutputClaim>& stats, const CollectDump& collect,
+                         Backend& backend) {
   check_disk_space(request, parts, stats ? stats->path() : fs::path());
-  say_device(flags, backend);
   StatsOrigin origin = collect(dump, request, parts, flags.behavior.resume, says_nothing(flags), backend);
   if (stats) merge_parts(origin, stats->path());
   return origin;
@@ -198,16 +193,17 @@ void collect_only(const CalibrateFlags& flags, const Options& options, const Col
                             {"tool", "kvq-calibrate " KVQ_VERSION},
                             {"stats", utf8_text(file)},
                             {"layers", request.layers.size()},
-                            {"tokens", request.tokens.count}}
+                            {"tokens", request.tokens.count},
+                            {"device", backend.name()}}
                            .dump(2));
   else if (!flags.outputs.quiet)
-    fmt::print("wrote {} ({}): statistics of {}, {}\nnext: kvq-calibrate --stats {} --output ARTIFACT\n",
-               safe_line(file), format_bytes(static_cast<double>(fs::file_size(file))),
-               counted(request.layers.size(), "layer"), counted(request.tokens.count, "token"), safe_line(file));
+    fmt::print(
+        "wrote {} ({}), computed on {}: statistics of {}, {}\nnext: kvq-calibrate --stats {} --output ARTIFACT\n",
+        safe_line(file), format_bytes(static_cast<double>(fs::file_size(file))), backend.name(),
+        counted(request.layers.size(), "layer"), counted(request.tokens.count, "token"), safe_line(file));
 }
 
-void calibrate_dump(const CalibrateFlags& flags, const Options& options, const CollectDump& collect,
-                    Backend& backend) {
+void calibrate_dump(const CalibrateFlags& flags, const Options& options, const CollectDump& collect, Backend& backend) {
   const fs::path output = resolve_output(flags);
   const Dump dump = open_dump(flags.inputs);
   const CollectRequest request = checked_request(flags, options, dump);

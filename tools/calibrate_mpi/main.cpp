@@ -63,15 +63,14 @@ int run_first(const Channel& channel, int argc, char** argv) {
   const int code = run_tool(kTool, app, argc, argv, [&] {
     share_cores(flags, channel);
     only_processors(flags);
-    return calibrate(
-        flags, [&](const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume, bool quiet,
-                   Backend&) {
-          has_called = is_collecting = true;
-          channel.broadcast(parts.path().string());
-          StatsOrigin origin = collect_in_groups(channel, dump, request, parts, resume, quiet);
-          is_collecting = false;
-          return origin;
-        });
+    return calibrate(flags, [&](const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
+                                bool quiet, Backend&) {
+      has_called = is_collecting = true;
+      channel.broadcast(parts.path().string());
+      StatsOrigin origin = collect_in_groups(channel, dump, request, parts, resume, quiet);
+      is_collecting = false;
+      return origin;
+    });
   });
   if (!has_called) channel.broadcast("");  // nothing to collect: help, an error, statistics
   if (is_collecting) channel.abort(code);

@@ -40,8 +40,8 @@ CudaLibrary::CudaLibrary() {
     }
     const auto build = find<cuda::BuildOf>(library_, "kvq_cuda_build");
     if (!build || std::string_view(build()) != cuda::kBuild) {
-      why_not_ = fmt::format("{} is of {}, expected {}", place.string(), build ? build() : "another program",
-                             cuda::kBuild);
+      why_not_ =
+          fmt::format("{} is of {}, expected {}", place.string(), build ? build() : "another program", cuda::kBuild);
       return;
     }
     const auto count = find<cuda::CountDevices>(library_, "kvq_cuda_devices");

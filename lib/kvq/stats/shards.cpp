@@ -125,7 +125,8 @@ class LayerReader {
 
   LayerActivations load(std::size_t i) {
     LayerActivations layer = next_.valid() ? next_.get() : read(i);
-    if (ahead_ && i + 1 < request_.layers.size()) next_ = std::async(std::launch::async, [this, i] { return read(i + 1); });
+    if (ahead_ && i + 1 < request_.layers.size())
+      next_ = std::async(std::launch::async, [this, i] { return read(i + 1); });
     return layer;
   }
 

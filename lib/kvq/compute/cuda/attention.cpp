@@ -66,8 +66,7 @@ void add_heads(Context& context, const SequenceAttention& sequence, int first, i
   check(cudaGetLastError(), kWhat);
   const std::int64_t counted = counts ? std::count_if(counts, counts + n, [](std::uint8_t c) { return c != 0; }) : n;
   const std::vector<double> energies = context.download(columns, size(heads * n), kWhat);
-  const std::vector<float> weights =
-      scored ? context.download(scores, size(query_rows), kWhat) : std::vector<float>{};
+  const std::vector<float> weights = scored ? context.download(scores, size(query_rows), kWhat) : std::vector<float>{};
   for (int h = 0; h < heads; ++h) {
     AttentionMoments& moments = into[static_cast<std::size_t>(first + h)];
     const auto at = energies.begin() + h * n;

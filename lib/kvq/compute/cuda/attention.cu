@@ -146,8 +146,7 @@ __device__ __forceinline__ void add_values(const Shared<kDim>& shared, int v_par
 #pragma unroll
           for (int n = 0; n < kColumns / 8; n += 2) {
             unsigned b[4];
-            ptx::ldmatrix_x4_trans(
-                b, shared.v.address(b_part, 16 * step + (lane & 15), first / 8 + n + (lane >> 4)));
+            ptx::ldmatrix_x4_trans(b, shared.v.address(b_part, 16 * step + (lane & 15), first / 8 + n + (lane >> 4)));
             ptx::mma_m16n8k16_bf16(block[n], a[0], a[1], a[2], a[3], b[0], b[1]);
             ptx::mma_m16n8k16_bf16(block[n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
           }
@@ -379,7 +378,8 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         row[r] = tile * kTileRows + 16 * warp + lane / 4 + 8 * r;
-        if (counts(p, row[r])) largest[r] = p.largest[head * tokens + row[r]], inverse[r] = p.inverse_sum[head * tokens + row[r]];
+        if (counts(p, row[r]))
+          largest[r] = p.largest[head * tokens + row[r]], inverse[r] = p.inverse_sum[head * tokens + row[r]];
       }
       ptx::cp_async_wait_all();
       __syncthreads();

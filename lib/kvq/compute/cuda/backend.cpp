@@ -61,9 +61,9 @@ class CudaBackend : public Backend {
         const bool shared = !of_heads || rows.heads == 1;
         const std::size_t tokens = static_cast<std::size_t>(rows.tokens),
                           from = shared ? 0 : static_cast<std::size_t>(first * each) * tokens;
-        weights.of_tokens = context.upload(context.weights, request.weights.data() + from,
-                                           shared ? tokens : static_cast<std::size_t>(count * each) * tokens,
-                                           "second moments");
+        weights.of_tokens =
+            context.upload(context.weights, request.weights.data() + from,
+                           shared ? tokens : static_cast<std::size_t>(count * each) * tokens, "second moments");
         weights.head_stride = shared ? 0 : rows.tokens;
       }
       for (int g = 0; g < count; ++g) {
@@ -88,12 +88,11 @@ class CudaBackend : public Backend {
     std::vector<float> forms(static_cast<std::size_t>(rows.heads * rows.tokens));
     for_each_device(rows.heads, [&](Context& context, int first, int count) {
       const Rows own = upload_rows(context, context.rows, rows, first, count, 0, rows.tokens);
-      cuda::quadratic_forms(context, own,
-                            {.skipped_first = request.skipped_first,
-                             .skipped_end = request.skipped_first + request.skipped_count},
-                            matrices.subspan(static_cast<std::size_t>(first) * square,
-                                             static_cast<std::size_t>(count) * square),
-                            forms.data() + first * rows.tokens);
+      cuda::quadratic_forms(
+          context, own,
+          {.skipped_first = request.skipped_first, .skipped_end = request.skipped_first + request.skipped_count},
+          matrices.subspan(static_cast<std::size_t>(first) * square, static_cast<std::size_t>(count) * square),
+          forms.data() + first * rows.tokens);
     });
     return forms;
   }

@@ -163,10 +163,9 @@ const int* code_tasks(Context& context, CodedBatch& batch, const DeviceCodecs& c
   batch.on_device = context.upload(context.tasks, batch.tasks.data(), batch.tasks.size(), kWhat);
   int* failed = context.status.room<int>(1, kWhat);
   check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
-  std::uint8_t* survivors = codecs.have_trellis()
-                                ? context.solver_memory.room<std::uint8_t>(
-                                      size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
-                                : nullptr;
+  std::uint8_t* survivors = codecs.have_trellis() ? context.solver_memory.room<std::uint8_t>(
+                                                        size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
+                                                  : nullptr;
   if (batch.most_rows > 0)
     code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, survivors, failed,
               context.stream());
@@ -250,8 +249,8 @@ std::vector<std::vector<double>> error_covariances(Context& context, std::span<c
   for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t first) {
     expect_finite_rows(context, batch, tasks.subspan(first, batch.tasks.size()));
     for (const CodedRows& task : batch.tasks) {
-      const Rows errors{.data = task.errors, .token_stride = task.dim, .tokens = task.count, .heads = 1,
-                        .dim = task.dim};
+      const Rows errors{
+          .data = task.errors, .token_stride = task.dim, .tokens = task.count, .heads = 1, .dim = task.dim};
       MomentSum sum(task.dim);
       add_moment(context, errors, {}, sum);
       sum.symmetrize();
@@ -279,7 +278,8 @@ void quantize_rows(Context& context, std::span<const RowCodec> codecs, const flo
   const int* failed = code_tasks(context, batch, on_device);
   if (context.download(failed, 1, kWhat)[0] == 0) return;
   const std::vector<float> all = context.download(rows, size(numbers) * codecs.size(), kWhat);
-  for (std::size_t at = 0; at < all.size(); at += size(batch.dim)) expect_finite(std::span(all).subspan(at, size(batch.dim)));
+  for (std::size_t at = 0; at < all.size(); at += size(batch.dim))
+    expect_finite(std::span(all).subspan(at, size(batch.dim)));
 }
 
 }  // namespace kvq::cuda

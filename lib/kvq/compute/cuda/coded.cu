@@ -113,9 +113,8 @@ __device__ void code_symmetric(const CodedGroup& group, float* x) {
       if (group.rule == ScaleRule::norm) {
         scale = round_to(group.type, sqrtf(4.0f * e / n));
       } else {
-        const float products = tree_sum(count, [&](int i) {
-          return x[i] * static_cast<float>(odd_level(mid_rise_code(x[i], step, bits), bits));
-        });
+        const float products = tree_sum(
+            count, [&](int i) { return x[i] * static_cast<float>(odd_level(mid_rise_code(x[i], step, bits), bits)); });
         scale = round_to(group.type, 2.0f * products / n);
       }
     }
@@ -254,7 +253,9 @@ __device__ __forceinline__ float magnitude_of_rank(const float* x, int dim, int 
 }
 
 /// Shared memory of a warp, in floats.
-__host__ __device__ constexpr int warp_floats(int dim, bool trellis) { return dim + (trellis ? dim + 2 * kMostStates : 0); }
+__host__ __device__ constexpr int warp_floats(int dim, bool trellis) {
+  return dim + (trellis ? dim + 2 * kMostStates : 0);
+}
 
 /// Grid: [warps that take rows in turn, tasks].
 template <bool kTrellis>

@@ -51,8 +51,8 @@ class Context {
   cublasHandle_t blas() const { return blas_; }
   cusolverDnHandle_t solver() const { return solver_; }
 
-  /// Copies rows of `row` bytes, `pitch` apart on the host, to the device. Pieces go through pinned memory: threads fill
-  /// one piece while the device takes the other, which is faster than a copy of memory that is not pinned.
+  /// Copies rows of `row` bytes, `pitch` apart on the host, to the device. Pieces go through pinned memory: threads
+  /// fill one piece while the device takes the other, which is faster than a copy of memory that is not pinned.
   void upload_rows(std::byte* to, const std::byte* from, std::size_t row, std::size_t pitch, std::size_t rows,
                    const char* what);
   /// Copies to the device into `buffer`.
@@ -73,11 +73,11 @@ class Context {
   }
 
   // Memory, by what it holds.
-  Buffer rows, keys, values, weights, counts, sinks;       // as the caller has them
-  Buffer parts_q, parts_k, parts_v;                        // Parts
+  Buffer rows, keys, values, weights, counts, sinks;        // as the caller has them
+  Buffer parts_q, parts_k, parts_v;                         // Parts
   Buffer plain, weighted, products, means, sums, matrices;  // double
-  Buffer outputs, softmax, norms, scores, forms, columns;  // of attention
-  Buffer groups, tasks;                                    // of codecs
+  Buffer outputs, softmax, norms, scores, forms, columns;   // of attention
+  Buffer groups, tasks;                                     // of codecs
   Buffer solver_memory, status;
 
   std::mutex mutex;  ///< held by the thread that uses the context

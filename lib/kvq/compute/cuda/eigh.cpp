@@ -96,12 +96,12 @@ std::vector<EigenPairs> eigh(Context& context, std::span<const double> matrices,
   std::vector<EigenPairs> found(asked);
   parallel_for(static_cast<std::int64_t>(asked), [&](std::int64_t i) {
     const auto m = static_cast<std::size_t>(i);
-    const bool good = statuses[m] == 0 && defects[2 * m] <= kDefect * largest[m] * dim &&
-                      defects[2 * m + 1] <= kDefect * dim;
+    const bool good =
+        statuses[m] == 0 && defects[2 * m] <= kDefect * largest[m] * dim && defects[2 * m + 1] <= kDefect * dim;
     const double* own = all.data() + m * (size + d);
     // The processors' solver takes over what the device's did not solve well enough.
-    found[m] = good ? EigenPairs{{own, own + d}, {own + d, own + d + size}}
-                    : kvq::eigh(matrices.subspan(m * size, size), dim);
+    found[m] =
+        good ? EigenPairs{{own, own + d}, {own + d, own + d + size}} : kvq::eigh(matrices.subspan(m * size, size), dim);
   });
   return found;
 }

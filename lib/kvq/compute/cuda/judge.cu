@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(kThreads)
   const float* keys = changed == Changed::keys ? other + std::int64_t{kv_head} * p.keys * p.dim : exact_k;
   const float* v = p.v + std::int64_t{kv_head} * p.keys * p.v_dim;
   const float* other_v = changed == Changed::values ? other + std::int64_t{kv_head} * p.keys * p.v_dim : nullptr;
-  for (int i = thread; i < kTogether * p.dim; i += kThreads) shared.q[i] = i < count * p.dim ? p.q[row * p.dim + i] : 0.0f;
+  for (int i = thread; i < kTogether * p.dim; i += kThreads)
+    shared.q[i] = i < count * p.dim ? p.q[row * p.dim + i] : 0.0f;
   __syncthreads();
 
   // What each key weighs in the change.

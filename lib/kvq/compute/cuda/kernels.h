@@ -28,9 +28,9 @@ struct Rows {
 
 /// Which tokens count, and how much.
 struct Weights {
-  const float* of_tokens = nullptr;         ///< [heads, T] or null: 1
-  std::int64_t head_stride = 0;             ///< from the weights of one head to those of the next; 0: all have the same
-  const std::uint8_t* counts = nullptr;     ///< [T] 0: the token's weight is 0; null: all count
+  const float* of_tokens = nullptr;      ///< [heads, T] or null: 1
+  std::int64_t head_stride = 0;          ///< from the weights of one head to those of the next; 0: all have the same
+  const std::uint8_t* counts = nullptr;  ///< [T] 0: the token's weight is 0; null: all count
   std::int64_t skipped_first = 0, skipped_end = 0;  ///< tokens of weight 0
 
   bool any() const { return of_tokens != nullptr; }

@@ -29,8 +29,7 @@ Rows upload_rows(Context& context, Buffer& buffer, const TensorView& tensor, int
   const std::size_t bytes = type == Number::f32 ? 4 : 2, row = size(std::int64_t{heads} * tensor.dim) * bytes,
                     pitch = size(std::int64_t{tensor.heads} * tensor.dim) * bytes;
   std::byte* to = buffer.room<std::byte>(row * size(tokens), "copy of activations");
-  const std::byte* from =
-      tensor.data + size(first_token) * pitch + size(std::int64_t{first_head} * tensor.dim) * bytes;
+  const std::byte* from = tensor.data + size(first_token) * pitch + size(std::int64_t{first_head} * tensor.dim) * bytes;
   context.upload_rows(to, from, row, pitch, size(tokens), "copy of activations");
   return {.type = type,
           .data = to,

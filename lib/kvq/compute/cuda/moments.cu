@@ -183,8 +183,8 @@ Rows Rows::head(int h) const {
 
 void widen(const Rows& rows, const Weights& weights, int head, std::int64_t first, std::int64_t count, double* plain,
            double* weighted, CUstream_st* stream) {
-  widen_kernel<<<blocks_for(count, kChunkTokens) * (kChunkTokens / kWidenTokens), static_cast<unsigned>(rows.dim), 0, stream>>>(
-      rows, weights, head, first, count, plain, weighted);
+  widen_kernel<<<blocks_for(count, kChunkTokens) * (kChunkTokens / kWidenTokens), static_cast<unsigned>(rows.dim), 0,
+                 stream>>>(rows, weights, head, first, count, plain, weighted);
 }
 void sum_rows(const double* rows, int chunks, int dim, double* means, CUstream_st* stream) {
   sum_rows_kernel<<<static_cast<unsigned>(chunks), static_cast<unsigned>(dim), 0, stream>>>(rows, means);
