@@ -4,6 +4,7 @@
 
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include <thread>
 
@@ -43,6 +44,10 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
         for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
       },
       oneapi::tbb::simple_partitioner{});
+}
+
+void isolated_parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
+  oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, body); });
 }
 
 }  // namespace kvq

@@ -23,4 +23,8 @@ class ThreadLimit {
 /// Runs body(i) for i in [0, count), in any order, on the allowed threads. The first exception is rethrown.
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
+/// parallel_for() for callers that hold a lock: a thread that waits for others takes up no other work meanwhile, which
+/// might want the same lock.
+void isolated_parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
+
 }  // namespace kvq

@@ -1,3 +1,4 @@
+#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/layer_judge.h>
@@ -90,6 +91,7 @@ class Planner {
 
  private:
   static constexpr double kExactBytes = 2.0;  ///< of a channel in 16 bit
+  static constexpr std::size_t kLayersAtOnce = 8;
 
   static double channels_of(const LayerStats& stats, Side side) {
     return static_cast<double>(stats.geometry.dim(side)) * stats.geometry.num_kv_heads;
@@ -195,45 +197,74 @@ class Planner {
         {options_.budget_bytes ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
   }
 
-  void try_everything() {
-    for (std::size_t i = 0; i < source_.size(); ++i) {
-      const auto stats = source_.load(i);
-      std::vector<Side> sides{Side::k};
-      if (stats->has_values) sides.push_back(Side::v);
-      const bool all_exact =
-          std::all_of(sides.begin(), sides.end(), [&](Side side) { return stays_exact(options_, stats->layer, side); });
-      exact_bytes_of_.push_back(0.0);
-      for (const Side side : sides)
-        if (stays_exact(options_, stats->layer, side))
-          exact_bytes_of_.back() += kExactBytes * channels_of(*stats, side);
-      exact_bytes_ += exact_bytes_of_.back();
-      if (!all_exact) {
-        const LayerJudge judge(*stats, measures_behind_o_proj(*stats, options_), options_.windows, context_.backend);
-        report_.metric = judge.has_curvature()                      ? "nll"
-                         : measures_behind_o_proj(*stats, options_) ? "relative_residual"
-                                                                    : "relative_output";
-        report_.tokens = stats->held_out->count();
-        for (const Side side : sides) {
-          if (stays_exact(options_, stats->layer, side)) continue;
-          BudgetUnit unit{
-              .layer = i,
-              .side = side,
-              .channels = 0.0,
-              .budgets = ladder(*stats, side),
-              .bases = {},
-              .changes = {},
-              .choices = {},
-              .bits = {},
-              .bytes = {},
-          };
-          try_ladder(*stats, judge, unit);
-          unit.channels = channels_of(*stats, side);
-          channels_ += unit.channels;
-          units_.push_back(std::move(unit));
-        }
-      }
-      if (context_.done) context_.done(i);
+  /// What was tried of one layer.
+  struct LayerTrials {
+    std::vector<BudgetUnit> units;
+    double exact_bytes = 0.0;
+    const char* metric = "";
+    std::int64_t tokens = 0;
+  };
+  LayerTrials try_layer(std::size_t i) const {
+    LayerTrials tried;
+    const auto stats = source_.load(i);
+    std::vector<Side> sides;
+    for (const Side side : stats->has_values ? std::vector{Side::k, Side::v} : std::vector{Side::k})
+      if (stays_exact(options_, stats->layer, side))
+        tried.exact_bytes += kExactBytes * channels_of(*stats, side);
+      else
+        sides.push_back(side);
+    if (sides.empty()) return tried;
+    const bool behind_o_proj = measures_behind_o_proj(*stats, options_);
+    const LayerJudge judge(*stats, behind_o_proj, options_.windows, context_.backend);
+    tried.metric = judge.has_curvature() ? "nll" : behind_o_proj ? "relative_residual" : "relative_output";
+    tried.tokens = stats->held_out->count();
+    for (const Side side : sides) {
+      BudgetUnit unit{
+          .layer = i,
+          .side = side,
+          .channels = channels_of(*stats, side),
+          .budgets = ladder(*stats, side),
+          .bases = {},
+          .changes = {},
+          .choices = {},
+          .bits = {},
+          .bytes = {},
+      };
+      try_ladder(*stats, judge, unit);
+      tried.units.push_back(std::move(unit));
     }
+    return tried;
+  }
+
+  /// Calls f(layer, what compute(layer) returned) in the order of the layers. If the backend leaves processors free,
+  /// some layers are computed side by side, and are in memory together.
+  template <typename Compute, typename F>
+  void for_each_layer(Compute compute, F f) const {
+    const std::size_t at_once = context_.backend.leaves_processors_free() ? kLayersAtOnce : 1;
+    for (std::size_t first = 0; first < source_.size(); first += at_once) {
+      std::vector<decltype(compute(first))> computed(std::min(at_once, source_.size() - first));
+      if (at_once == 1)
+        computed.front() = compute(first);
+      else
+        parallel_for(static_cast<std::int64_t>(computed.size()), [&](std::int64_t i) {
+          computed[static_cast<std::size_t>(i)] = compute(first + static_cast<std::size_t>(i));
+        });
+      for (std::size_t i = 0; i < computed.size(); ++i) f(first + i, std::move(computed[i]));
+    }
+  }
+
+  void try_everything() {
+    for_each_layer([&](std::size_t i) { return try_layer(i); },
+                   [&](std::size_t i, LayerTrials tried) {
+                     exact_bytes_of_.push_back(tried.exact_bytes);
+                     exact_bytes_ += tried.exact_bytes;
+                     if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
+                     for (BudgetUnit& unit : tried.units) {
+                       channels_ += unit.channels;
+                       units_.push_back(std::move(unit));
+                     }
+                     if (context_.done) context_.done(i);
+                   });
     if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
   }
 
@@ -339,23 +370,25 @@ class Planner {
     return sums;
   }
 
+  LayerPlan build_layer(std::size_t i, const std::vector<std::size_t>& chosen) const {
+    const auto stats = source_.load(i);
+    LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = exact_plan(options_), .v = {}};
+    if (stats->has_values) plan.v = exact_plan(options_);
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      if (units_[u].layer != i) continue;
+      Views views(*stats, options_, units_[u].side);
+      const Bases& bases = units_[u].bases[chosen[u]];
+      TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true,
+                                      context_.backend);
+      (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
+    }
+    validate(plan);
+    return plan;
+  }
   std::vector<LayerPlan> build(const std::vector<std::size_t>& chosen) const {
     std::vector<LayerPlan> plans;
-    for (std::size_t i = 0; i < source_.size(); ++i) {
-      const auto stats = source_.load(i);
-      LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = exact_plan(options_), .v = {}};
-      if (stats->has_values) plan.v = exact_plan(options_);
-      for (std::size_t u = 0; u < units_.size(); ++u) {
-        if (units_[u].layer != i) continue;
-        Views views(*stats, options_, units_[u].side);
-        const Bases& bases = units_[u].bases[chosen[u]];
-        TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases),
-                                        true, context_.backend);
-        (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
-      }
-      validate(plan);
-      plans.push_back(std::move(plan));
-    }
+    for_each_layer([&](std::size_t i) { return build_layer(i, chosen); },
+                   [&](std::size_t, LayerPlan plan) { plans.push_back(std::move(plan)); });
     return plans;
   }
 

@@ -61,7 +61,7 @@ void Context::upload_rows(std::byte* to, const std::byte* from, std::size_t row,
     std::byte* piece = pinned_[piece_];
     check(cudaEventSynchronize(taken_[piece_]), what);
     const auto parts = static_cast<std::int64_t>((count + kThreadBytes - 1) / kThreadBytes);
-    parallel_for(parts, [&](std::int64_t i) {
+    isolated_parallel_for(parts, [&](std::int64_t i) {
       const std::size_t at = static_cast<std::size_t>(i) * kThreadBytes;
       copy_range(piece + at, from, row, pitch, first + at, std::min(kThreadBytes, count - at));
     });

@@ -94,7 +94,7 @@ std::vector<EigenPairs> eigh(Context& context, std::span<const double> matrices,
   const std::vector<double> defects = context.download(facts + count, 2 * asked, kWhat),
                             all = context.download(pairs, asked * (size + d), kWhat);
   std::vector<EigenPairs> found(asked);
-  parallel_for(static_cast<std::int64_t>(asked), [&](std::int64_t i) {
+  isolated_parallel_for(static_cast<std::int64_t>(asked), [&](std::int64_t i) {
     const auto m = static_cast<std::size_t>(i);
     const bool good =
         statuses[m] == 0 && defects[2 * m] <= kDefect * largest[m] * dim && defects[2 * m + 1] <= kDefect * dim;
