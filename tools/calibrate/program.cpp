@@ -35,7 +35,7 @@ std::vector<int> wanted_layers(const Inputs& inputs) {
   return inputs.layers.empty() ? std::vector<int>{} : parse_int_list(inputs.layers, "--layers");
 }
 
-int dry_run(const CalibrateFlags& flags, const Options& options) {
+int dry_run(const CalibrateFlags& flags, const Options& options, const ChosenBackend& chosen) {
   if (flags.inputs.dumps.empty())
     throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
   const fs::path output = resolve_output(flags);
@@ -55,6 +55,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
                             {"layers", layers.size()},
                             {"tokens", chosen_tokens(flags.inputs, dump).count},
                             {"threads", p.threads},
+                            {"device", chosen.get().name()},
                             {"gemm_gflops", p.gemm_gflops},
                             {"seconds", p.seconds},
                             {"peak_bytes", p.peak_bytes},
@@ -68,6 +69,7 @@ int dry_run(const CalibrateFlags& flags, const Options& options) {
              counted(dump.num_sequences(), "sequence"), safe_line(output.string()));
   fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
              p.gemm_gflops);
+  if (chosen.owned) fmt::print("device    {}: less time, which is not predicted\n", chosen.get().name());
   fmt::print("memory    about {} at the peak\n", format_bytes(p.peak_bytes));
   if (!flags.behavior.stats_only) fmt::print("artifact  about {}\n", format_bytes(p.artifact_bytes));
   return 0;
@@ -245,9 +247,8 @@ int calibrate(const CalibrateFlags& flags, const CollectDump& collect) {
   if (inputs.dumps.empty() && inputs.stats.empty())
     throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
                 "see kvq-calibrate --help"};
-  const DeviceChoice device = parse_device(flags.behavior.device);
-  if (flags.behavior.dry_run) return dry_run(flags, options);
-  const ChosenBackend chosen = choose_backend(device);
+  const ChosenBackend chosen = choose_backend(parse_device(flags.behavior.device));
+  if (flags.behavior.dry_run) return dry_run(flags, options, chosen);
   if (inputs.dumps.empty())
     calibrate_statistics(flags, options, wanted, chosen.get());
   else if (flags.behavior.stats_only)

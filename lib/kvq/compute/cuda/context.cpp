@@ -25,6 +25,8 @@ void copy_range(std::byte* to, const std::byte* from, std::size_t row, std::size
 
 Context::Context(int device) : device_(device) {
   use();
+  // Threads that wait for the device leave their processors to others.
+  check(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "waiting for the device");
   cudaDeviceProp properties = {};
   check(cudaGetDeviceProperties(&properties, device), "properties of the device");
   name_ = properties.name;
