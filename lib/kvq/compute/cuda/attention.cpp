@@ -89,15 +89,15 @@ void add_heads(Context& context, const SequenceAttention& sequence, int first, i
 
 }  // namespace
 
+bool can_attend(const LayerGeometry& geometry) {
+  return geometry.head_dim <= kMostDim && geometry.v_head_dim <= kMostDim;
+}
+
 void add_attention_moments(Context& context, const SequenceAttention& sequence, int first_kv_head, int kv_heads,
                            bool with_scored_query, std::span<AttentionMoments> into,
                            const std::function<void()>& head_done) {
   const LayerGeometry& geometry = sequence.geometry;
-  if (geometry.head_dim > kMostDim || geometry.v_head_dim > kMostDim)
-    throw Error{ErrorKind::unsupported,
-                fmt::format("attention moments on a CUDA device: head_dim {}, expected at most {}",
-                            std::max(geometry.head_dim, geometry.v_head_dim), kMostDim),
-                "--device cpu takes any head_dim"};
+  KVQ_ASSERT(can_attend(geometry));
   const std::int64_t of_head = sequence.count * padded_dim(geometry.head_dim, geometry.v_head_dim) *
                                (geometry.queries_per_kv_head() * (4 + 6) + 2 * 6);
   const int at_once = static_cast<int>(std::clamp<std::int64_t>(kBytesAtOnce / of_head, 1, kv_heads));

@@ -31,7 +31,8 @@ double weight_of_group(const TensorView& rows, const MomentRequest& request, int
 }
 
 /// One device or several, which divide the heads of statistics and take turns at other calls. A head is always computed
-/// whole, on one device, so the number of devices does not change a result. k-means is the host's.
+/// whole, on one device, so the number of devices does not change a result. k-means, and attention with
+/// heads of more than kMostDim channels, are the host's.
 class CudaBackend : public Backend {
  public:
   CudaBackend(std::span<const int> devices, Backend& host) : host_(host) {
@@ -100,6 +101,8 @@ class CudaBackend : public Backend {
   void add_attention_moments(const SequenceAttention& sequence, bool with_scored_query,
                              std::span<AttentionMoments> into, const std::function<void()>& head_done) override {
     KVQ_ASSERT(into.size() == static_cast<std::size_t>(sequence.geometry.num_kv_heads));
+    if (!can_attend(sequence.geometry))
+      return host_.add_attention_moments(sequence, with_scored_query, into, head_done);
     std::mutex done;
     const auto say = [&] {
       const std::lock_guard lock(done);
@@ -152,7 +155,7 @@ class CudaBackend : public Backend {
     return cuda::code_and_weigh(context, tasks, with_energy);
   }
 
-  /// Threads that code rows at the same time take different contexts, on all devices in turn.
+  /// Threads that call at the same time take different contexts, on all devices in turn.
   Context& next_context() {
     const std::lock_guard lock(mutex_);
     const std::size_t devices = static_cast<std::size_t>(num_devices_);
@@ -205,7 +208,16 @@ __attribute__((visibility("default"))) int kvq_cuda_devices(const char** reason)
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   *reason = error == cudaSuccess ? "there is no device" : cudaGetErrorString(error);
-  return error == cudaSuccess ? count : 0;
+  if (error != cudaSuccess) return 0;
+  for (int device = 0; device < count; ++device) {
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (10 * major + minor >= KVQ_LEAST_CAPABILITY) continue;
+    *reason = "a device is older than this build's CMAKE_CUDA_ARCHITECTURES";
+    return 0;
+  }
+  return count;
 }
 __attribute__((visibility("default"))) kvq::Backend* kvq_cuda_backend(const int* devices, int count,
                                                                       kvq::Backend* host) {
