@@ -104,6 +104,7 @@ def test_json_is_one_document(make_dump, tmp_path):
         "dump_hash",
         "tokens",
         "context",
+        "device",
         "windows",
         "layers",
         "missing_layers",
