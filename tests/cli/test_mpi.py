@@ -63,9 +63,13 @@ CASES = {
 
 
 # With 8 processes, three groups collect the three layers, and processes compute some KV heads or none.
-@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("flags", CASES.values(), ids=CASES.keys())
-def test_bytes_are_those_of_one_process(dump, tmp_path, processes, flags):
+@pytest.mark.parametrize(
+    ("case", "processes"),
+    [("oscar", count) for count in (1, 2, 3, 4, 8)]
+    + [(case, count) for case in ("queries", "kvq") for count in (2, 8)],
+)
+def test_bytes_are_those_of_one_process(dump, tmp_path, case, processes):
+    flags = CASES[case]
     whole, dealt = tmp_path / "whole", tmp_path / "dealt"
     calibrate(dump, whole, "--stats", tmp_path / "whole.stats", *flags)
     result = mpi(processes, "--model", dump, "--output", dealt, "--stats", tmp_path / "dealt.stats", *flags)
