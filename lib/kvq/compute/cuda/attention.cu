@@ -158,18 +158,34 @@ __device__ __forceinline__ void add_values(const Shared<kDim>& shared, int v_par
   }
 }
 
-/// A logit from a product of query and key. @param slope  of the cap at the logit
+/// A logit in base 2 from a product of query and key. @param slope  of the cap at the logit
 __device__ __forceinline__ float logit_of(const Attention& p, float product, float& slope) {
-  const float logit = product * p.scale;
   slope = 1.0f;
-  if (!(p.cap > 0.0f)) return logit;
-  const float part = tanhf(logit / p.cap);
+  if (!(p.cap > 0.0f)) return product * (p.scale * kLog2e);
+  const float part = tanhf(product * p.scale / p.cap);
   slope = fmaxf(0.0f, 1.0f - part * part);
-  return p.cap * part;
+  return p.cap * kLog2e * part;
 }
-__device__ __forceinline__ bool sees(const Attention& p, std::int64_t query, std::int64_t key) {
-  return key <= query && (p.window == 0 || key > query - p.window);
-}
+
+/// Which keys of a block a lane's two rows see.
+template <int kDim>
+struct Sight {
+  bool all;    ///< of the warp's rows: they see all keys of the block
+  int own[2];  ///< the row's own key, relative to the lane's first key of the block
+  int window;
+
+  /// @param first_row  of the warp
+  __device__ __forceinline__ Sight(const Attention& p, std::int64_t first_row, std::int64_t first_key, int lane)
+      : window(p.window) {
+    const int ahead = static_cast<int>(first_row - first_key);
+    all = ahead >= kKeys<kDim> - 1 && (window == 0 || ahead + 15 < window);
+    own[0] = ahead + lane / 4 - 2 * (lane % 4), own[1] = own[0] + 8;
+  }
+  /// @param column  of the key in the block, without the lane's part: 8 n + i
+  __device__ __forceinline__ bool sees(int r, int column) const {
+    return column <= own[r] && (window == 0 || column > own[r] - window);
+  }
+};
 __device__ __forceinline__ bool counts(const Attention& p, std::int64_t token) {
   return token < p.q.tokens && !(p.counts && p.counts[token] == 0);
 }
@@ -216,7 +232,7 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
 
   const std::int64_t row[2] = {first_row + 16 * warp + lane / 4, first_row + 16 * warp + lane / 4 + 8};
   // A learned sink is a key that was seen before all others and has no value.
-  const float sink = p.sinks ? p.sinks[head] : -CUDART_INF_F;
+  const float sink = p.sinks ? p.sinks[head] * kLog2e : -CUDART_INF_F;
   float largest[2] = {sink, sink};
   double total[2] = {p.sinks && lane % 4 == 0 ? 1.0 : 0.0, p.sinks && lane % 4 == 0 ? 1.0 : 0.0};
   Sums<kDim> outputs = {};
@@ -226,22 +242,22 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
     load_block<kDim>(p, shared, kv_head, block);
     Sums<kKeys<kDim>> weights;
     multiply_keys<kDim>(shared, p.q.count, warp, lane, weights);
-    const std::int64_t first_key = std::int64_t{block} * kKeys<kDim>;
+    const Sight<kDim> sight(p, first_row + 16 * warp, std::int64_t{block} * kKeys<kDim>, lane);
     float now[2] = {largest[0], largest[1]};
 #pragma unroll
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float slope;
-        const float logit = logit_of(p, weights[n][i], slope);
-        weights[n][i] = sees(p, row[i / 2], first_key + 8 * n + 2 * (lane % 4) + i % 2) ? logit : -CUDART_INF_F;
+        weights[n][i] = logit_of(p, weights[n][i], slope);
+        if (!sight.all && !sight.sees(i / 2, 8 * n + i % 2)) weights[n][i] = -CUDART_INF_F;
         now[i / 2] = fmaxf(now[i / 2], weights[n][i]);
       }
     float offset[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       now[r] = largest_of_row(now[r]);
-      const float keep = now[r] > largest[r] ? exp2f((largest[r] - now[r]) * kLog2e) : 1.0f;
+      const float keep = now[r] > largest[r] ? ptx::ex2(largest[r] - now[r]) : 1.0f;
       largest[r] = now[r];
       offset[r] = now[r] == -CUDART_INF_F ? 0.0f : now[r];  // a row that sees no key yet
       total[r] *= double{keep};
@@ -253,7 +269,7 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        weights[n][i] = exp2f((weights[n][i] - offset[i / 2]) * kLog2e);
+        weights[n][i] = ptx::ex2(weights[n][i] - offset[i / 2]);
         sum[i / 2] += weights[n][i];
       }
     total[0] += double{sum[0]}, total[1] += double{sum[1]};
@@ -279,11 +295,11 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
   }
 }
 
-/// S_it from a product of query and key; 0 where the query does not see the key.
-__device__ __forceinline__ float weight_of(const Attention& p, float product, std::int64_t query, std::int64_t key,
-                                           float largest, float inverse_sum, float& slope) {
+/// S_it from a product of query and key that it sees.
+__device__ __forceinline__ float weight_of(const Attention& p, float product, float largest, float inverse_sum,
+                                           float& slope) {
   const float logit = logit_of(p, product, slope);
-  return sees(p, query, key) ? exp2f((logit - largest) * kLog2e) * inverse_sum : 0.0f;
+  return ptx::ex2(logit - largest) * inverse_sum;
 }
 
 /// w_i = scale^2 sum_t (S_it c_it)^2 |v_t - o_i|^2, expanded: A - 2 B.o + C |o|^2 with A = sum S^2 |v|^2, B = sum S^2
@@ -315,6 +331,7 @@ __global__ void __launch_bounds__(kThreads)
     Sums<kKeys<kDim>> squares;
     multiply_keys<kDim>(shared, p.q.count, warp, lane, squares);
     const std::int64_t first_key = std::int64_t{block} * kKeys<kDim>;
+    const Sight<kDim> sight(p, first_row + 16 * warp, first_key, lane);
     float a_sum[2] = {}, c_sum[2] = {};
 #pragma unroll
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
@@ -322,7 +339,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < 4; ++i) {
         const std::int64_t key = first_key + 8 * n + 2 * (lane % 4) + i % 2;
         float slope;
-        const float s = weight_of(p, squares[n][i], row[i / 2], key, largest[i / 2], inverse[i / 2], slope) * slope;
+        float s = weight_of(p, squares[n][i], largest[i / 2], inverse[i / 2], slope) * slope;
+        if (!sight.all && !sight.sees(i / 2, 8 * n + i % 2)) s = 0.0f;
         squares[n][i] = s * s;
         a_sum[i / 2] += key < p.k.tokens ? s * s * v_norms[kv_head * p.k.tokens + key] : 0.0f;
         c_sum[i / 2] += s * s;
@@ -374,7 +392,8 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
       __syncthreads();  // all warps have read the tile before
       shared.q.copy(p.q, head, tile * kTileRows);
       std::int64_t row[2];
-      float largest[2] = {}, inverse[2] = {};
+      // A query that does not count has weights 0.
+      float largest[2] = {CUDART_INF_F, CUDART_INF_F}, inverse[2] = {};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         row[r] = tile * kTileRows + 16 * warp + lane / 4 + 8 * r;
@@ -385,19 +404,17 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
       __syncthreads();
       Sums<kKeys<kDim>> products;
       multiply_keys<kDim>(shared, p.q.count, warp, lane, products);
+      const Sight<kDim> sight(p, tile * kTileRows + 16 * warp, first_key, lane);
 #pragma unroll
       for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const std::int64_t key = first_key + 8 * n + 2 * (lane % 4) + i;
           float two = 0.0f;
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             float slope;
-            // A query that does not count has inverse 0, hence weight 0 or, if its logits are far above 0, NaN.
-            const float s = inverse[r] > 0.0f
-                                ? weight_of(p, products[n][2 * r + i], row[r], key, largest[r], inverse[r], slope)
-                                : 0.0f;
+            float s = weight_of(p, products[n][2 * r + i], largest[r], inverse[r], slope);
+            if (!sight.all && !sight.sees(r, 8 * n + i)) s = 0.0f;
             two = fmaf(s, s, two);
           }
           sums[n][i] += double{two};

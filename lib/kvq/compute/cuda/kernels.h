@@ -78,7 +78,7 @@ struct Attention {
   const float* sinks = nullptr;          ///< [query heads] or null
   const std::uint8_t* counts = nullptr;  ///< [T] or null
   float* outputs = nullptr;              ///< [query heads, T, padded_dim]
-  float* largest = nullptr;              ///< [query heads, T] largest logit of a query
+  float* largest = nullptr;              ///< [query heads, T] largest logit of a query, in base 2
   float* inverse_sum = nullptr;          ///< [query heads, T] 1 / sum of exponentials
 };
 /// outputs, largest and inverse_sum.
