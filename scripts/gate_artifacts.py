@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -340,7 +341,17 @@ def end_by_signal(_number: int, _frame: object) -> None:
     sys.exit(INTERRUPTED)
 
 
+def repeat_lost_signal(lost) -> None:
+    """Python drops what is raised in a destructor, also by a signal that arrives there, so the signal is sent again:
+    by a thread, because what the signal raises in this function would be dropped, too."""
+    if isinstance(lost.exc_value, KeyboardInterrupt | SystemExit):
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
 if __name__ == "__main__":
+    sys.unraisablehook = repeat_lost_signal
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup SIGHUP is ignored
             signal.signal(number, end_by_signal)

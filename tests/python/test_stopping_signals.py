@@ -102,6 +102,29 @@ def test_the_gate_leaves_nothing(number, tmp_path):
     assert list(scratch.iterdir()) == []
 
 
+LOST = """
+import os, signal, sys, time
+import gate_artifacts
+sys.unraisablehook = gate_artifacts.repeat_lost_signal
+class Thing:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+try:
+    Thing()
+    time.sleep(30)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_a_signal_in_a_destructor_is_not_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", LOST], cwd=ROOT / "scripts", capture_output=True, text=True, timeout=20
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_a_hangup_that_is_ignored_stays_ignored(tmp_path):
     """As under nohup."""
     process = start(
