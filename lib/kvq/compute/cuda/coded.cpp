@@ -12,6 +12,7 @@ namespace kvq::cuda {
 namespace {
 
 constexpr const char* kWhat = "coding costs";
+static_assert(kMostStates == TrellisGroup::kMostStates && kSeamLength == TrellisGroup::kSeamLength);
 /// Bytes of errors of the tasks that are coded at a time, unless one task takes more.
 constexpr std::size_t kBytesAtOnce = std::size_t{1} << 30;
 

@@ -16,7 +16,6 @@ namespace {
 constexpr unsigned kAll = 0xFFFFFFFFu;
 constexpr int kWarps = 4;
 constexpr float kLargest = 3.402823466e38f;
-constexpr int kMostStates = 256, kSeamLength = 32;
 
 __constant__ float kGaussianStep[9] = {0.0f,        1.5957691f,  0.9956867f,   0.58601946f, 0.3352006f,
                                        0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};

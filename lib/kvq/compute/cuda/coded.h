@@ -4,7 +4,6 @@
 #include <kvq/compute/cuda/coded_kernels.h>
 #include <kvq/compute/cuda/context.h>
 
-#include <functional>
 #include <span>
 #include <vector>
 

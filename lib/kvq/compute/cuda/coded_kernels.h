@@ -43,8 +43,12 @@ struct CodedSums {
   double total = 0.0, along = 0.0, energy = 0.0;
 };
 
-/// Codes that surviving states drop, of one warp: shared memory has no room for them.
-KVQ_HD constexpr std::size_t survivor_bytes(int dim) { return static_cast<std::size_t>(dim > 64 ? dim : 64) * 256; }
+/// TrellisGroup's constants; coded.cpp checks that they are equal.
+constexpr int kMostStates = 256, kSeamLength = 32;
+/// Codes that surviving states drop, of one warp, for all steps of a search: shared memory has no room for them.
+KVQ_HD constexpr std::size_t survivor_bytes(int dim) {
+  return static_cast<std::size_t>(dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * kMostStates;
+}
 /// Warps that quantize rows of a trellis at once.
 constexpr int kTrellisWarps = 132 * 16;
 
