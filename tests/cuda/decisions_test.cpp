@@ -6,6 +6,9 @@
 
 #include <catch2/catch.hpp>
 
+#include <functional>
+#include <variant>
+
 namespace kvq::test {
 
 namespace {
@@ -23,8 +26,39 @@ void check_same_decision(const TensorPlan& cuda, const TensorPlan& cpu) {
   REQUIRE(cuda.allocation.has_value() == cpu.allocation.has_value());
   if (cpu.allocation) CHECK(cuda.allocation->channel_bits == cpu.allocation->channel_bits);
   CHECK(cuda.transform.has_value() == cpu.transform.has_value());
+  REQUIRE(cuda.centroids.has_value() == cpu.centroids.has_value());
+  if (cpu.centroids) {
+    CHECK(cuda.centroids->inertia == cpu.centroids->inertia);
+    CHECK(relative_difference(cuda.centroids->values, cpu.centroids->values) < 1e-6);
+  }
+  if (const auto* coder = std::get_if<CodebookCoder>(&cpu.coder))
+    CHECK(std::get<CodebookCoder>(cuda.coder).tables == coder->tables);
   REQUIRE(cuda.error.has_value() == cpu.error.has_value());
   if (cpu.error) CHECK(cuda.error->after == Approx(cpu.error->after).epsilon(1e-3));
+}
+
+/// Whether a device decides as processors do.
+void check_decisions(const Method& method, Backend& backend, int dim, const std::function<void(Options&)>& change) {
+  const LayerActivations layer = make_layer({.head_dim = dim,
+                                             .v_head_dim = dim,
+                                             .lengths = {700, 300},
+                                             .dtype = dim == 64 ? DType::f32 : DType::bf16,
+                                             .softmax_scale = 0.1,
+                                             .outliers = true});
+  const Options options = options_of(method.name, [&](Options& o) { o.seed = 3, change(o); });
+  const auto decide_on = [&](Backend& on) {
+    const StatsRequest request{.moments = method.needs(options),
+                               .sample_tokens = 256,
+                               .seed = options.seed,
+                               .held_out_tokens = options.budget_bits || options.budget_bytes ? 64 : 0};
+    const MemoryStats stats({collect(layer, request, on)});
+    return method.decide(stats, options, {.backend = on}).plans.at(0);
+  };
+  const LayerPlan cuda = decide_on(backend), cpu = decide_on(cpu_backend());
+  for (const Side side : kSides) {
+    INFO(name(side));
+    check_same_decision(*cuda.side(side), *cpu.side(side));
+  }
 }
 
 }  // namespace
@@ -35,27 +69,20 @@ TEST_CASE("Every method decides on a CUDA device as on processors") {
   for (const int dim : {64, 128})
     for (const Method& method : methods()) {
       INFO(method.name << ", head_dim " << dim);
-      const LayerActivations layer = make_layer({.head_dim = dim,
-                                                 .v_head_dim = dim,
-                                                 .lengths = {700, 300},
-                                                 .dtype = dim == 64 ? DType::f32 : DType::bf16,
-                                                 .softmax_scale = 0.1,
-                                                 .outliers = true});
-      const Options options = options_of(method.name, [](Options& o) { o.seed = 3; });
-      const auto decide_on = [&](Backend& on) {
-        const StatsRequest request{.moments = method.needs(options),
-                                   .sample_tokens = 256,
-                                   .seed = options.seed,
-                                   .held_out_tokens = options.budget_bits || options.budget_bytes ? 64 : 0};
-        const MemoryStats stats({collect(layer, request, on)});
-        return method.decide(stats, options, {.backend = on}).plans.at(0);
-      };
-      const LayerPlan cuda = decide_on(*backend), cpu = decide_on(cpu_backend());
-      for (const Side side : kSides) {
-        INFO(name(side));
-        check_same_decision(*cuda.side(side), *cpu.side(side));
-      }
+      check_decisions(method, *backend, dim, [](Options&) {});
     }
+}
+
+TEST_CASE("Centroids and fitted codebooks on a CUDA device are those of processors") {
+  const int device = 0;
+  const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
+  for (const bool joint : {false, true})
+    check_decisions(find_method("saw-int4"), *backend, 128, [&](Options& o) {
+      o.k.kmeans = 16, o.v.kmeans = 5;
+      o.kmeans_restarts = 2;
+      o.kmeans_joint = joint;
+    });
+  check_decisions(find_method("block-gtq"), *backend, 128, [](Options& o) { o.k.fitted = true; });
 }
 
 }  // namespace kvq::test

@@ -367,10 +367,14 @@ void check_kmeans(Backend& backend) {
     for (std::size_t j = 0; j < kDim; ++j) sum += std::pow(double{rows[t * kDim + j]} - double{c[j]}, 2);
     return sum;
   };
+  const auto cluster = [&](const KMeansOptions& options) {
+    const ClusterTask task{rows, kDim, options};
+    return backend.kmeans(std::span(&task, 1)).front();
+  };
   for (const int clusters : {1, 2, 33, 256}) {
     INFO(clusters << " clusters");
     const KMeansOptions options{.clusters = clusters, .restarts = clusters == 33 ? 3 : 1, .seed = 5, .head = 2};
-    const KMeansResult found = backend.kmeans(rows, kDim, options);
+    const KMeansResult found = cluster(options);
     REQUIRE(found.centroids.size() == static_cast<std::size_t>(clusters) * kDim);
     REQUIRE(found.assignment.size() == kRows);
     double inertia = 0.0;
@@ -387,13 +391,13 @@ void check_kmeans(Backend& backend) {
     KMeansOptions seeds = options, single = options;
     seeds.max_iterations = 0;
     single.restarts = 1;
-    CHECK(found.inertia <= backend.kmeans(rows, kDim, seeds).inertia);
-    CHECK(found.inertia <= backend.kmeans(rows, kDim, single).inertia);
-    const KMeansResult again = backend.kmeans(rows, kDim, options);
+    CHECK(found.inertia <= cluster(seeds).inertia);
+    CHECK(found.inertia <= cluster(single).inertia);
+    const KMeansResult again = cluster(options);
     CHECK(first_bit_difference(again.centroids, found.centroids).empty());
     CHECK(again.assignment == found.assignment);
   }
-  CHECK_THAT(error_text([&] { backend.kmeans(rows, kDim, {.clusters = 701}); }), StartsWith("usage: "));
+  CHECK_THAT(error_text([&] { cluster({.clusters = 701}); }), StartsWith("usage: "));
 }
 
 // ---- attention's error under plans -------------------------------------------------------------------------------

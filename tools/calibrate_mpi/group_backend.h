@@ -44,9 +44,8 @@ class GroupBackend : public Backend {
   std::vector<std::vector<double>> error_covariances(std::span<const CodingTask> tasks) override {
     return cpu_backend().error_covariances(tasks);
   }
-  KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
-    return cpu_backend().kmeans(rows, dim, options);
-  }
+  std::vector<KMeansResult> kmeans(std::span<const ClusterTask> tasks) override { return cpu_backend().kmeans(tasks); }
+  std::vector<float> sorted(std::vector<float> numbers) override { return cpu_backend().sorted(std::move(numbers)); }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
     return cpu_backend().judge_outputs(std::move(heads));
   }

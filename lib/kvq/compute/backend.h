@@ -45,6 +45,13 @@ struct CodingTask {
   const RowCodec* codec = nullptr;
 };
 
+/// Rows to cluster, [n, dim], which outlive the call.
+struct ClusterTask {
+  std::span<const float> rows;
+  int dim = 0;
+  KMeansOptions options = {};
+};
+
 /// The KV heads of one layer, whose exact attention is computed once, to compare plans by the error that they cause.
 class OutputJudge {
  public:
@@ -87,8 +94,10 @@ class Backend {
   virtual std::vector<double> clip_costs(std::span<const CodingTask> tasks) = 0;
   virtual std::vector<std::vector<double>> error_covariances(std::span<const CodingTask> tasks) = 0;
 
-  /// kvq::kmeans().
-  virtual KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) = 0;
+  /// kvq::kmeans() of each task.
+  virtual std::vector<KMeansResult> kmeans(std::span<const ClusterTask> tasks) = 0;
+  /// The numbers in ascending order, for Lloyd's algorithm on a line (fit_codebook()). @param numbers  finite
+  virtual std::vector<float> sorted(std::vector<float> numbers) = 0;
 
   /// @param heads  [Hkv]
   virtual std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) = 0;

@@ -5,6 +5,7 @@
 #include <kvq/compute/tensor_moments.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace kvq {
@@ -99,8 +100,15 @@ class CpuBackend : public Backend {
     return each(tasks.size(), [&](std::size_t i) { return error_covariance(*tasks[i].rows, *tasks[i].codec); });
   }
 
-  KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
-    return kvq::kmeans(rows, dim, options);
+  /// One task after the other, because kmeans() divides its rows over threads.
+  std::vector<KMeansResult> kmeans(std::span<const ClusterTask> tasks) override {
+    std::vector<KMeansResult> results;
+    for (const ClusterTask& task : tasks) results.push_back(kvq::kmeans(task.rows, task.dim, task.options));
+    return results;
+  }
+  std::vector<float> sorted(std::vector<float> numbers) override {
+    std::sort(numbers.begin(), numbers.end());
+    return numbers;
   }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
     return std::make_unique<CpuJudge>(std::move(heads));

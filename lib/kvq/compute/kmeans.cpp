@@ -282,7 +282,7 @@ class Seeding {
 
   /// Row numbers of the seeds.
   std::vector<Index> choose(int clusters) {
-    const int trials = 2 + static_cast<int>(std::log(static_cast<double>(clusters)));
+    const int trials = seeding_trials(clusters);
     std::vector<Index> seeds = {best_of({any_row()})};
     while (seeds.size() < static_cast<std::size_t>(clusters)) {
       if (!(total_ > 0.0) || std::isinf(total_)) {  // every row is a seed already, or distances overflow
@@ -442,13 +442,17 @@ KMeansResult run(const Centered& data, std::span<const float> middle, const KMea
   return state;
 }
 
-/// Restart 0 uses the seed itself. The odd step between restarts keeps the streams of neighboring seeds apart.
-RandomStream stream(const KMeansOptions& options, int restart) {
+}  // namespace
+
+// Restart 0 uses the seed itself. The odd step between restarts keeps the streams of neighboring seeds apart.
+RandomStream seeding_stream(const KMeansOptions& options, int restart) {
   return {options.seed + 0x9E3779B97F4A7C15u * static_cast<std::uint64_t>(restart), RandomStream::Purpose::kmeans,
           static_cast<std::uint32_t>(options.layer), static_cast<std::uint32_t>(options.head)};
 }
 
-void check(const KMeansOptions& options, Index count) {
+int seeding_trials(int clusters) { return 2 + static_cast<int>(std::log(static_cast<double>(clusters))); }
+
+void check_clusters(const KMeansOptions& options, std::int64_t count) {
   const Index most = std::min<Index>(kMaxClusters, count);
   if (options.clusters < 1 || options.clusters > most)
     throw Error{
@@ -464,18 +468,16 @@ void check(const KMeansOptions& options, Index count) {
     throw Error{ErrorKind::usage, fmt::format("k-means: expected a tolerance >= 0, found {}", options.tolerance)};
 }
 
-}  // namespace
-
 KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) {
   KVQ_ASSERT(dim >= 1 && rows.size() % static_cast<std::size_t>(dim) == 0);
-  check(options, static_cast<Index>(rows.size()) / dim);
+  check_clusters(options, static_cast<Index>(rows.size()) / dim);
   const std::vector<float> middle = mean_of(rows, dim);
   if (!std::all_of(middle.begin(), middle.end(), [](float x) { return std::isfinite(x); }))
     throw Error{ErrorKind::numerical, "k-means: expected finite rows, found NaN or infinity"};
   const Centered data = centered(rows, middle);
-  KMeansResult best = run(data, middle, options, stream(options, 0));
+  KMeansResult best = run(data, middle, options, seeding_stream(options, 0));
   for (int restart = 1; restart < options.restarts; ++restart) {
-    KMeansResult other = run(data, middle, options, stream(options, restart));
+    KMeansResult other = run(data, middle, options, seeding_stream(options, restart));
     if (other.inertia < best.inertia) best = std::move(other);
   }
   return best;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/core/random.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -34,6 +36,13 @@ struct KMeansResult {
 /// @param rows  [n, D], finite
 /// @throws      Error{usage} for options out of range or more clusters than rows, Error{numerical} for NaN or infinity
 KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options);
+
+/// Throws what kmeans() throws for options out of range, or for more clusters than the `count` rows.
+void check_clusters(const KMeansOptions& options, std::int64_t count);
+/// Random numbers of one restart's seeding: one for the first seed, then seeding_trials() for each seed; or one for a
+/// seed that no row is far from.
+RandomStream seeding_stream(const KMeansOptions& options, int restart);
+int seeding_trials(int clusters);
 
 /// Index of the nearest centroid of each row, the lowest of equal ones. Float products select the candidate centroids,
 /// distances in double decide among the candidates: the result equals that of a search in double.

@@ -273,7 +273,7 @@ class SidePlanner {
       for (const std::size_t member : request_.members(h))
         rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
     }
-    fit_tables(plan, options_.side(side_).fitted, rotated);
+    fit_tables(plan, options_.side(side_).fitted, rotated, request_.backend);
     if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
     const std::vector<FitData> plain_data = view_.is_orthogonal() ? data_ : fit_data(view_.original(), side_, true);

@@ -89,10 +89,17 @@ struct Clustering {
 
 Clustering cluster_heads(const RotationRequest& request, const Rotation& rotation, Centroids& centroids) {
   Clustering result{{}, std::vector<std::vector<std::int32_t>>(request.data.size())};
+  std::vector<std::vector<float>> rows_of_entries;
+  std::vector<ClusterTask> tasks;
   for (int h = 0; h < request.heads(); ++h) {
-    const std::vector<float> rows = rows_of_entry(request, rotation, h);
-    expect_rows(request, static_cast<std::int64_t>(rows.size()) / request.dim());
-    const KMeansResult found = request.backend.kmeans(rows, request.dim(), kmeans_options(request, h));
+    rows_of_entries.push_back(rows_of_entry(request, rotation, h));
+    expect_rows(request, static_cast<std::int64_t>(rows_of_entries.back().size()) / request.dim());
+    tasks.push_back({rows_of_entries.back(), request.dim(), kmeans_options(request, h)});
+  }
+  const std::vector<KMeansResult> results = request.backend.kmeans(tasks);
+  for (int h = 0; h < request.heads(); ++h) {
+    const std::vector<float>& rows = rows_of_entries[static_cast<std::size_t>(h)];
+    const KMeansResult& found = results[static_cast<std::size_t>(h)];
     const std::vector<float> values = unrotated(request, rotation, h, found.centroids);
     result.values.insert(result.values.end(), values.begin(), values.end());
     const double all = spread(rows, request.dim());
@@ -115,7 +122,8 @@ Clustering cluster_jointly(const RotationRequest& request, const Rotation& rotat
   const std::vector<float> rows = side_by_side(request, rotation);
   expect_rows(request, request.data.front().count());
   const int wide = request.dim() * static_cast<int>(heads);
-  const KMeansResult found = request.backend.kmeans(rows, wide, kmeans_options(request, 0));
+  const ClusterTask task{rows, wide, kmeans_options(request, 0)};
+  const KMeansResult found = request.backend.kmeans(std::span(&task, 1)).front();
   Clustering result{{}, std::vector<std::vector<std::int32_t>>(heads, found.assignment)};
   const double all = spread(rows, wide);
   for (std::size_t h = 0; h < heads; ++h) {

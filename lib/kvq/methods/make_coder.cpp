@@ -78,10 +78,10 @@ bool ascends(const std::vector<float>& table) {
   return std::adjacent_find(table.begin(), table.end(), std::greater_equal<>()) == table.end();
 }
 
-std::vector<float> table_for(const Run& run, bool fitted, const std::vector<RotatedData>& heads) {
+std::vector<float> table_for(const Run& run, bool fitted, const std::vector<RotatedData>& heads, Backend& backend) {
   const ScalarCodebook& sphere = sphere_codebook(run.width, run.group);
   if (!fitted) return as_floats(sphere);
-  std::vector<float> table = as_floats(fit_codebook(normalised(heads, run), sphere));
+  std::vector<float> table = as_floats(fit_codebook(backend.sorted(normalised(heads, run)), sphere));
   return ascends(table) ? table : as_floats(sphere);
 }
 
@@ -108,6 +108,7 @@ struct FitTables {
   TensorPlan& plan;
   bool fitted;
   std::span<const std::vector<RotatedData>> heads;
+  Backend& backend;
 
   void operator()(ExactCoder&) const {}
   void operator()(UniformCoder&) const {}
@@ -129,7 +130,7 @@ struct FitTables {
             run = own;
             used = true;
           }
-        const std::vector<float> own = table_for(run, fitted && used, heads[h]);
+        const std::vector<float> own = table_for(run, fitted && used, heads[h], backend);
         table.insert(table.end(), own.begin(), own.end());
       }
     }
@@ -217,8 +218,8 @@ Coder make_mixed_coder(const Options& options, Side which, const BitAllocation& 
 
 bool fit_needs_rows(const Coder& coder) { return std::visit(FitNeedsRows{}, coder); }
 
-void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads) {
-  std::visit(FitTables{plan, fitted, heads}, plan.coder);
+void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads, Backend& backend) {
+  std::visit(FitTables{plan, fitted, heads, backend}, plan.coder);
 }
 
 }  // namespace kvq

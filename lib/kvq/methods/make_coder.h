@@ -1,6 +1,6 @@
 #pragma once
 
-#include <kvq/compute/coded_error.h>
+#include <kvq/compute/backend.h>
 #include <kvq/methods/options.h>
 #include <kvq/solve/bit_budget.h>
 
@@ -32,6 +32,6 @@ bool fit_needs_rows(const Coder& coder);
 /// Lloyd on the rotated rows in units of each group's root mean square (--codebook fitted). Other coders stay
 /// unchanged.
 /// @param heads  [H] for each entry of the scope, the rotated rows of its heads
-void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads);
+void fit_tables(TensorPlan& plan, bool fitted, std::span<const std::vector<RotatedData>> heads, Backend& backend);
 
 }  // namespace kvq

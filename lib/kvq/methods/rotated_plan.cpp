@@ -230,7 +230,7 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
   parallel_for(request.heads(), [&](std::int64_t h) {
     rotated[static_cast<std::size_t>(h)] = rotate_members(request, coded, plan.rotation, static_cast<int>(h));
   });
-  fit_tables(plan, side.fitted, rotated);
+  fit_tables(plan, side.fitted, rotated, request.backend);
   std::vector<EntryResult> entries(heads);
   parallel_for(request.heads(), [&](std::int64_t h) {
     entries[static_cast<std::size_t>(h)] = fit_entry(request, plan, plain, !view.is_orthogonal(),

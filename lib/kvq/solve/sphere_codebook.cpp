@@ -161,9 +161,8 @@ const ScalarCodebook& sphere_codebook(int bits, int dim) {
   return found != cache.end() ? found->second : cache.emplace(key, solve(key.first, key.second)).first->second;
 }
 
-ScalarCodebook fit_codebook(std::span<const float> samples, const ScalarCodebook& start) {
-  std::vector<float> sorted(samples.begin(), samples.end());
-  std::sort(sorted.begin(), sorted.end());
+ScalarCodebook fit_codebook(std::span<const float> sorted, const ScalarCodebook& start) {
+  KVQ_ASSERT(std::is_sorted(sorted.begin(), sorted.end()));
   std::vector<double> sum(sorted.size() + 1, 0.0);
   double energy = 0.0;
   for (std::size_t i = 0; i < sorted.size(); ++i) {

@@ -20,8 +20,8 @@ struct ScalarCodebook {
 const ScalarCodebook& sphere_codebook(int bits, int dim);
 
 /// Lloyd's algorithm on samples, from `start`: the codebook of smallest squared error that it finds.
-/// @param samples  any order; @param start  ascending
+/// @param sorted  the samples, ascending; @param start  ascending
 /// @return         ascending; an entry whose cell is empty stays where it was
-ScalarCodebook fit_codebook(std::span<const float> samples, const ScalarCodebook& start);
+ScalarCodebook fit_codebook(std::span<const float> sorted, const ScalarCodebook& start);
 
 }  // namespace kvq

@@ -2,6 +2,7 @@
 #include <kvq/compute/cuda/coded.h>
 #include <kvq/compute/cuda/entry.h>
 #include <kvq/compute/cuda/judge.h>
+#include <kvq/compute/cuda/kmeans.h>
 #include <kvq/compute/cuda/moments.h>
 
 #include <algorithm>
@@ -31,8 +32,8 @@ double weight_of_group(const TensorView& rows, const MomentRequest& request, int
 }
 
 /// One device or several, which divide the heads of statistics and take turns at other calls. A head is always computed
-/// whole, on one device, so the number of devices does not change a result. k-means, and attention with
-/// heads of more than kMostDim channels, are the host's.
+/// whole, on one device, so the number of devices does not change a result. Attention with heads of more than kMostDim
+/// channels is the host's.
 class CudaBackend : public Backend {
  public:
   CudaBackend(std::span<const int> devices, Backend& host) : host_(host) {
@@ -140,8 +141,17 @@ class CudaBackend : public Backend {
     context.use();
     return cuda::error_covariances(context, tasks);
   }
-  KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
-    return host_.kmeans(rows, dim, options);
+  std::vector<KMeansResult> kmeans(std::span<const ClusterTask> tasks) override {
+    Context& context = next_context();
+    const std::lock_guard lock(context.mutex);
+    context.use();
+    return cuda::kmeans(context, tasks, host_);
+  }
+  std::vector<float> sorted(std::vector<float> numbers) override {
+    Context& context = next_context();
+    const std::lock_guard lock(context.mutex);
+    context.use();
+    return cuda::sorted(context, std::move(numbers));
   }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
     return can_judge(heads) ? cuda::judge_outputs(next_context(), heads) : host_.judge_outputs(std::move(heads));

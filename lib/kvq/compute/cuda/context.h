@@ -78,6 +78,7 @@ class Context {
   Buffer plain, weighted, products, means, sums, matrices;  // double
   Buffer outputs, softmax, norms, scores, forms, columns;   // of attention
   Buffer groups, tasks;                                     // of codecs
+  Buffer clusters;                                          // of k-means and sorts
   Buffer solver_memory, status;
 
   std::mutex mutex;  ///< held by the thread that uses the context
