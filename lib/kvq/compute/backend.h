@@ -73,6 +73,8 @@ class Backend {
   virtual std::string name() const = 0;
   /// Whether verbs run elsewhere, so that processors can read one layer while the verbs are at another one.
   virtual bool leaves_processors_free() const { return false; }
+  /// The most memory that verbs have taken on one device so far, in bytes; 0 for processors.
+  virtual std::int64_t device_bytes() const { return 0; }
 
   /// Uncentered second moment of each group of heads, [H / heads_per_group], symmetric.
   virtual std::vector<MomentSum> second_moments(const TensorView& rows, const MomentRequest& request) = 0;

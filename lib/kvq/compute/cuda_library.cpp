@@ -53,11 +53,12 @@ CudaLibrary::CudaLibrary() {
   why_not_ = fmt::format("this build has no {}", kName);
 }
 
-std::unique_ptr<Backend> CudaLibrary::make_backend(std::span<const int> devices, Backend& host) const {
+std::unique_ptr<Backend> CudaLibrary::make_backend(std::span<const int> devices, std::int64_t memory_limit,
+                                                   Backend& host) const {
   KVQ_ASSERT(num_devices_ > 0 && !devices.empty());
   const auto make = find<cuda::MakeBackend>(library_, "kvq_cuda_backend");
   KVQ_ASSERT(make != nullptr);
-  return std::unique_ptr<Backend>(make(devices.data(), static_cast<int>(devices.size()), &host));
+  return std::unique_ptr<Backend>(make(devices.data(), static_cast<int>(devices.size()), &host, memory_limit));
 }
 
 }  // namespace kvq

@@ -1,5 +1,6 @@
 #include <kvq/compute/cuda/attention.h>
 #include <kvq/compute/cuda/moments.h>
+#include <kvq/compute/device_bytes.h>
 
 #include <algorithm>
 #include <vector>
@@ -9,8 +10,6 @@ namespace kvq::cuda {
 namespace {
 
 constexpr const char* kWhat = "attention moments";
-/// Bytes of device memory that the parts and outputs of some KV heads may take at a time, unless one head takes more.
-constexpr std::int64_t kBytesAtOnce = std::int64_t{2} << 30;
 
 std::size_t size(std::int64_t x) { return static_cast<std::size_t>(x); }
 
@@ -25,6 +24,20 @@ double sum_of(const std::vector<float>& weights, std::size_t first, std::size_t 
   double sum = 0.0;
   for (std::size_t i = first; i < first + count; ++i) sum += double{weights[i]};
   return sum;
+}
+
+AttentionShape shape_of(const SequenceAttention& sequence, bool scored) {
+  const LayerGeometry& geometry = sequence.geometry;
+  AttentionShape shape{.tokens = sequence.count,
+                       .group = geometry.queries_per_kv_head(),
+                       .k_dim = geometry.head_dim,
+                       .v_dim = geometry.v_head_dim,
+                       .scored = scored};
+  for (const TensorView* tensor : {&sequence.q, &sequence.k, &sequence.v}) {
+    if (tensor->dtype == DType::f32) shape.number_bytes = 4;
+    if (tensor->dtype != DType::bf16) shape.parts_bytes = 6;
+  }
+  return shape;
 }
 
 /// A batch of KV heads.
@@ -98,9 +111,11 @@ void add_attention_moments(Context& context, const SequenceAttention& sequence, 
                            const std::function<void()>& head_done) {
   const LayerGeometry& geometry = sequence.geometry;
   KVQ_ASSERT(can_attend(geometry));
-  const std::int64_t of_head = sequence.count * padded_dim(geometry.head_dim, geometry.v_head_dim) *
-                               (geometry.queries_per_kv_head() * (4 + 6) + 2 * 6);
-  const int at_once = static_cast<int>(std::clamp<std::int64_t>(kBytesAtOnce / of_head, 1, kv_heads));
+  const AttentionShape shape = shape_of(sequence, with_scored_query);
+  const Claim claim(context.lane, attention_need(shape, kv_heads));
+  const int at_once =
+      static_cast<int>(units_at_once(claim.bytes(), attention_shared_bytes(shape), attention_head_bytes(shape),
+                                     attention_heads_wanted(shape, kv_heads)));
   for (int h = first_kv_head; h < first_kv_head + kv_heads; h += at_once) {
     const int heads = std::min(at_once, first_kv_head + kv_heads - h);
     add_heads(context, sequence, h, heads, with_scored_query, into);

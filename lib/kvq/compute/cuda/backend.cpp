@@ -4,6 +4,7 @@
 #include <kvq/compute/cuda/judge.h>
 #include <kvq/compute/cuda/kmeans.h>
 #include <kvq/compute/cuda/moments.h>
+#include <kvq/compute/device_bytes.h>
 
 #include <algorithm>
 #include <exception>
@@ -36,10 +37,14 @@ double weight_of_group(const TensorView& rows, const MomentRequest& request, int
 /// channels is the host's.
 class CudaBackend : public Backend {
  public:
-  CudaBackend(std::span<const int> devices, Backend& host) : host_(host) {
+  CudaBackend(std::span<const int> devices, std::int64_t limit, Backend& host) : host_(host) {
     num_devices_ = static_cast<int>(devices.size());
-    contexts_.resize(devices.size() * kLanes);
-    for (std::size_t i = 0; i < devices.size(); ++i) contexts_[i] = std::make_unique<Context>(devices[i]);
+    const int lanes = limit > 0 ? lanes_within(limit) : kMostLanes;
+    contexts_.resize(devices.size() * static_cast<std::size_t>(lanes));
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      memories_.push_back(memory_of(devices[i], limit, lanes));
+      contexts_[i] = std::make_unique<Context>(devices[i], *memories_[i]);
+    }
   }
 
   std::string name() const override {
@@ -49,6 +54,12 @@ class CudaBackend : public Backend {
 
   bool leaves_processors_free() const override { return true; }
 
+  std::int64_t device_bytes() const override {
+    std::int64_t most = 0;
+    for (const auto& memory : memories_) most = std::max(most, memory->most_used());
+    return most;
+  }
+
   std::vector<MomentSum> second_moments(const TensorView& rows, const MomentRequest& request) override {
     const bool of_heads = request.weights.size() == static_cast<std::size_t>(rows.tokens * rows.heads);
     const int each = request.heads_per_group;
@@ -56,25 +67,7 @@ class CudaBackend : public Backend {
                                           request.weights.size() == static_cast<std::size_t>(rows.tokens)));
     std::vector<MomentSum> sums(static_cast<std::size_t>(rows.heads / each), MomentSum{rows.dim});
     for_each_device(rows.heads / each, [&](Context& context, int first, int count) {
-      const Rows own = upload_rows(context, context.rows, rows, first * each, count * each, 0, rows.tokens);
-      Weights weights{.skipped_first = request.skipped_first,
-                      .skipped_end = request.skipped_first + request.skipped_count};
-      if (!request.weights.empty()) {
-        const bool shared = !of_heads || rows.heads == 1;
-        const std::size_t tokens = static_cast<std::size_t>(rows.tokens),
-                          from = shared ? 0 : static_cast<std::size_t>(first * each) * tokens;
-        weights.of_tokens =
-            context.upload(context.weights, request.weights.data() + from,
-                           shared ? tokens : static_cast<std::size_t>(count * each) * tokens, "second moments");
-        weights.head_stride = shared ? 0 : rows.tokens;
-      }
-      for (int g = 0; g < count; ++g) {
-        Rows group = own.head(g * each);
-        group.heads = each;
-        Weights of_group = weights;
-        if (weights.of_tokens) of_group.of_tokens += g * each * weights.head_stride;
-        add_moment(context, group, of_group, sums[static_cast<std::size_t>(first + g)]);
-      }
+      cuda::second_moments(context, rows, request, first, count, sums);
     });
     for (std::size_t g = 0; g < sums.size(); ++g) {
       sums[g].weight = weight_of_group(rows, request, static_cast<int>(g));
@@ -89,12 +82,7 @@ class CudaBackend : public Backend {
     KVQ_ASSERT(matrices.size() == static_cast<std::size_t>(rows.heads) * square);
     std::vector<float> forms(static_cast<std::size_t>(rows.heads * rows.tokens));
     for_each_device(rows.heads, [&](Context& context, int first, int count) {
-      const Rows own = upload_rows(context, context.rows, rows, first, count, 0, rows.tokens);
-      cuda::quadratic_forms(
-          context, own,
-          {.skipped_first = request.skipped_first, .skipped_end = request.skipped_first + request.skipped_count},
-          matrices.subspan(static_cast<std::size_t>(first) * square, static_cast<std::size_t>(count) * square),
-          forms.data() + first * rows.tokens);
+      cuda::quadratic_forms(context, rows, matrices, request, first, count, forms);
     });
     return forms;
   }
@@ -154,10 +142,30 @@ class CudaBackend : public Backend {
     return cuda::sorted(context, std::move(numbers));
   }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<AttentionCase> heads) override {
-    return can_judge(heads) ? cuda::judge_outputs(next_context(), heads) : host_.judge_outputs(std::move(heads));
+    return can_judge(heads) ? cuda::judge_outputs(next_context(), std::move(heads))
+                            : host_.judge_outputs(std::move(heads));
   }
 
  private:
+  static void* allocate(std::size_t bytes, const char* what) {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, bytes), what);
+    return memory;
+  }
+  static void release(void* memory) { cudaFree(memory); }
+
+  /// @param limit  0: a share of what is free
+  static std::unique_ptr<DeviceMemory> memory_of(int device, std::int64_t limit, int lanes) {
+    check(cudaSetDevice(device), "choice of the device");
+    std::size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "free memory");
+    const auto share = static_cast<std::int64_t>(kFreeShare * static_cast<double>(free));
+    const std::int64_t beside = bytes_beside(lanes);
+    return std::make_unique<DeviceMemory>(
+        std::max<std::int64_t>(limit > 0 ? std::min(limit - beside, share) : share, 0), beside,
+        DeviceMemory::Allocator{allocate, release});
+  }
+
   std::vector<CodedSums> code_and_weigh(std::span<const CodingTask> tasks, bool with_energy) {
     Context& context = next_context();
     const std::lock_guard lock(context.mutex);
@@ -170,7 +178,10 @@ class CudaBackend : public Backend {
     const std::lock_guard lock(mutex_);
     const std::size_t devices = static_cast<std::size_t>(num_devices_);
     std::unique_ptr<Context>& context = contexts_[next_++ % contexts_.size()];
-    if (!context) context = std::make_unique<Context>(contexts_[(next_ - 1) % devices]->device());
+    if (!context) {
+      const std::size_t device = (next_ - 1) % devices;
+      context = std::make_unique<Context>(contexts_[device]->device(), *memories_[device]);
+    }
     return *context;
   }
 
@@ -199,10 +210,9 @@ class CudaBackend : public Backend {
       if (error) std::rethrow_exception(error);
   }
 
-  static constexpr int kLanes = 4;  ///< contexts of a device
-
   Backend& host_;
   int num_devices_ = 0;
+  std::vector<std::unique_ptr<DeviceMemory>> memories_;  ///< of each device
   std::vector<std::unique_ptr<Context>> contexts_;  ///< the first one of each device, then others, made when needed
   std::mutex mutex_;                                ///< of next_context()
   std::size_t next_ = 0;
@@ -229,8 +239,8 @@ __attribute__((visibility("default"))) int kvq_cuda_devices(const char** reason)
   }
   return count;
 }
-__attribute__((visibility("default"))) kvq::Backend* kvq_cuda_backend(const int* devices, int count,
-                                                                      kvq::Backend* host) {
-  return new kvq::cuda::CudaBackend({devices, static_cast<std::size_t>(count)}, *host);
+__attribute__((visibility("default"))) kvq::Backend* kvq_cuda_backend(const int* devices, int count, kvq::Backend* host,
+                                                                      std::int64_t memory_limit) {
+  return new kvq::cuda::CudaBackend({devices, static_cast<std::size_t>(count)}, memory_limit, *host);
 }
 }

@@ -1,11 +1,15 @@
 #include <kvq/codec/poisoned.h>
 #include <kvq/compute/cuda/coded.h>
 #include <kvq/compute/cuda/moments.h>
+#include <kvq/compute/device_bytes.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <set>
+#include <variant>
 
 namespace kvq::cuda {
 
@@ -14,7 +18,8 @@ namespace {
 constexpr const char* kWhat = "coding costs";
 static_assert(kMostStates == TrellisGroup::kMostStates && kSeamLength == TrellisGroup::kSeamLength);
 /// Bytes of errors of the tasks that are coded at a time, unless one task takes more.
-constexpr std::size_t kBytesAtOnce = std::size_t{1} << 30;
+constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 30;
+constexpr std::int64_t kMostTasks = 65535;  ///< the y extent of a grid
 
 std::size_t size(std::int64_t x) { return static_cast<std::size_t>(x); }
 
@@ -164,9 +169,8 @@ const int* code_tasks(Context& context, CodedBatch& batch, const DeviceCodecs& c
   batch.on_device = context.upload(context.tasks, batch.tasks.data(), batch.tasks.size(), kWhat);
   int* failed = context.status.room<int>(1, kWhat);
   check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
-  std::uint8_t* survivors = codecs.have_trellis() ? context.solver_memory.room<std::uint8_t>(
-                                                        size(kTrellisWarps) * survivor_bytes(batch.dim), kWhat)
-                                                  : nullptr;
+  std::uint8_t* survivors =
+      codecs.have_trellis() ? context.solver_memory.room<std::uint8_t>(size(trellis_bytes(batch.dim)), kWhat) : nullptr;
   if (batch.most_rows > 0)
     code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, survivors, failed,
               context.stream());
@@ -213,16 +217,100 @@ void expect_finite_rows(Context& context, const CodedBatch& batch, std::span<con
       expect_finite(std::span(task.rows->rows).subspan(at, size(batch.dim)));
 }
 
+/// Bytes of a codec's tables.
+std::int64_t table_bytes(const RowCodec& codec) {
+  struct Numbers {
+    std::size_t operator()(const UniformCoder&) const { return 0; }
+    std::size_t operator()(const CodebookGroup& group) const {
+      return group.table().size() + group.thresholds().size();
+    }
+    std::size_t operator()(const TrellisGroup& group) const { return group.values().size(); }
+  };
+  std::size_t bytes = static_cast<std::size_t>(codec.dim()) * sizeof(CodedGroup);  // no more groups than channels
+  if (codec.uniform() == nullptr)
+    for (const RowCodec::Group& group : codec.groups())
+      bytes += std::visit(Numbers{}, group.coder) * sizeof(float) + 16;
+  return static_cast<std::int64_t>(bytes);
+}
+
+bool has_trellis(const RowCodec& codec) {
+  return codec.uniform() == nullptr &&
+         std::any_of(codec.groups().begin(), codec.groups().end(),
+                     [](const RowCodec::Group& group) { return std::holds_alternative<TrellisGroup>(group.coder); });
+}
+
+/// What a batch of tasks takes, in bytes.
+struct BatchBytes {
+  bool covariance = false;  ///< the moment of one task's errors is computed, too; else sums of each row
+  bool trellis = false;
+  std::int64_t packed = 0, errors = 0, most_rows = 0, tasks = 0;
+  int dim = 0;
+
+  std::int64_t all() const {
+    const auto of_task = static_cast<std::int64_t>(sizeof(CodedRows) + sizeof(CodedSums));
+    const std::int64_t results = covariance ? moment_bytes(most_rows, dim, false)
+                                            : tasks * most_rows * static_cast<std::int64_t>(sizeof(CodedSums));
+    return packed + errors + tasks * of_task + results + (trellis ? trellis_bytes(dim) : 0);
+  }
+};
+
+/// Adds up the bytes of tasks, which may have rows and codecs in common.
+class CountedBatch {
+ public:
+  explicit CountedBatch(bool covariance) { bytes.covariance = covariance; }
+
+  void add(const CodingTask& task) {
+    constexpr std::int64_t kAligned = 3 * 16;
+    const auto floats = [](const std::vector<float>& numbers) { return 4 * static_cast<std::int64_t>(numbers.size()); };
+    const RotatedData& data = *task.rows;
+    if (rows_.insert(&data).second)
+      bytes.packed += floats(data.rows) + floats(data.metric) + floats(data.weights) + kAligned;
+    if (codecs_.insert(task.codec).second) bytes.packed += table_bytes(*task.codec);
+    bytes.trellis = bytes.trellis || has_trellis(*task.codec);
+    bytes.errors += floats(data.rows);
+    bytes.dim = task.codec->dim();
+    bytes.most_rows = std::max(bytes.most_rows, static_cast<std::int64_t>(data.rows.size()) / bytes.dim);
+    ++bytes.tasks;
+  }
+
+  BatchBytes bytes;
+
+ private:
+  std::set<const RotatedData*> rows_;
+  std::set<const RowCodec*> codecs_;
+};
+
+/// The first tasks that are coded together: of one dimension, and within `most` bytes if they are more than one.
+BatchBytes batch_of(std::span<const CodingTask> tasks, std::int64_t most, bool covariance) {
+  CountedBatch batch(covariance);
+  for (const CodingTask& task : tasks) {
+    const BatchBytes before = batch.bytes;
+    if (before.tasks > 0 &&
+        (task.codec->dim() != before.dim || before.errors >= kBytesAtOnce || before.tasks == kMostTasks))
+      break;
+    batch.add(task);
+    if (before.tasks > 0 && batch.bytes.all() > most) return before;
+  }
+  return batch.bytes;
+}
+
 /// Calls f(batch, number of its first task) for tasks in order, as many at a time as there is room for.
 template <typename F>
-void for_each_batch(Context& context, std::span<const CodingTask> tasks, F f) {
+void for_each_batch(Context& context, std::span<const CodingTask> tasks, bool covariance, F f) {
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  Need need{.what = kWhat};
   for (std::size_t first = 0; first < tasks.size();) {
-    std::size_t end = first, bytes = 0;
-    while (end < tasks.size() && tasks[end].codec->dim() == tasks[first].codec->dim() &&
-           (end == first || (bytes < kBytesAtOnce && end - first < 65535)))
-      bytes += tasks[end++].rows->rows.size() * sizeof(float);
-    f(code(context, tasks.subspan(first, end - first)), first);
-    first = end;
+    const BatchBytes batch = batch_of(tasks.subspan(first), kAny, covariance);
+    need.wanted = std::max(need.wanted, batch.all());
+    first += static_cast<std::size_t>(batch.tasks);
+  }
+  for (const CodingTask& task : tasks)
+    need.smallest = std::max(need.smallest, batch_of({&task, 1}, kAny, covariance).all());
+  const Claim claim(context.lane, need);
+  for (std::size_t first = 0; first < tasks.size();) {
+    const auto count = static_cast<std::size_t>(batch_of(tasks.subspan(first), claim.bytes(), covariance).tasks);
+    f(code(context, tasks.subspan(first, count)), first);
+    first += count;
   }
 }
 
@@ -230,7 +318,7 @@ void for_each_batch(Context& context, std::span<const CodingTask> tasks, F f) {
 
 std::vector<CodedSums> code_and_weigh(Context& context, std::span<const CodingTask> tasks, bool with_energy) {
   std::vector<CodedSums> sums(tasks.size());
-  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t first) {
+  for_each_batch(context, tasks, false, [&](const CodedBatch& batch, std::size_t first) {
     const std::size_t count = batch.tasks.size();
     if (batch.most_rows == 0) return;
     CodedSums* row_sums = context.products.room<CodedSums>(count * size(batch.most_rows), kWhat);
@@ -247,7 +335,7 @@ std::vector<CodedSums> code_and_weigh(Context& context, std::span<const CodingTa
 
 std::vector<std::vector<double>> error_covariances(Context& context, std::span<const CodingTask> tasks) {
   std::vector<std::vector<double>> covariances;
-  for_each_batch(context, tasks, [&](const CodedBatch& batch, std::size_t first) {
+  for_each_batch(context, tasks, true, [&](const CodedBatch& batch, std::size_t first) {
     expect_finite_rows(context, batch, tasks.subspan(first, batch.tasks.size()));
     for (const CodedRows& task : batch.tasks) {
       const Rows errors{

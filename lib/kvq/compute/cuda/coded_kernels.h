@@ -51,6 +51,8 @@ KVQ_HD constexpr std::size_t survivor_bytes(int dim) {
 }
 /// Warps that quantize rows of a trellis at once.
 constexpr int kTrellisWarps = 132 * 16;
+/// Of all warps.
+constexpr std::int64_t trellis_bytes(int dim) { return kTrellisWarps * static_cast<std::int64_t>(survivor_bytes(dim)); }
 
 /// Fills in the errors of all tasks. Rows with a number that is not finite set *failed.
 /// @param tasks  [num_tasks] on the device, equal dim  @param most_rows  of a task

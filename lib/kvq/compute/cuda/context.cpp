@@ -23,7 +23,7 @@ void copy_range(std::byte* to, const std::byte* from, std::size_t row, std::size
 
 }  // namespace
 
-Context::Context(int device) : device_(device) {
+Context::Context(int device, DeviceMemory& memory) : lane(memory, mutex), device_(device) {
   use();
   // Threads that wait for the device leave their processors to others.
   check(cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync), "waiting for the device");

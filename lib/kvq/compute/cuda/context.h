@@ -2,6 +2,7 @@
 
 #include <kvq/compute/cuda/check.h>
 #include <kvq/compute/cuda/kernels.h>
+#include <kvq/compute/device_memory.h>
 
 #include <cstddef>
 #include <mutex>
@@ -10,36 +11,11 @@
 
 namespace kvq::cuda {
 
-/// Device memory that is kept from call to call and grows as needed.
-class Buffer {
- public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { cudaFree(data_); }
-
-  /// The memory, with room for so many T; what it held may be lost.
-  template <typename T>
-  T* room(std::size_t count, const char* what) {
-    const std::size_t bytes = count * sizeof(T);
-    if (bytes > bytes_) {
-      cudaFree(data_);
-      data_ = nullptr, bytes_ = 0;
-      check(cudaMalloc(&data_, bytes), what);
-      bytes_ = bytes;
-    }
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  std::size_t bytes_ = 0;
-};
-
 /// One device: its stream, the handles of its libraries, and memory. A thread that uses it calls use() before.
 class Context {
  public:
-  explicit Context(int device);
+  /// @param memory  of the device; outlives the context
+  Context(int device, DeviceMemory& memory);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -72,16 +48,17 @@ class Context {
     return result;
   }
 
-  // Memory, by what it holds.
-  Buffer rows, keys, values, weights, counts, sinks;        // as the caller has them
-  Buffer parts_q, parts_k, parts_v;                         // Parts
-  Buffer plain, weighted, products, means, sums, matrices;  // double
-  Buffer outputs, softmax, norms, scores, forms, columns;   // of attention
-  Buffer groups, tasks;                                     // of codecs
-  Buffer clusters;                                          // of k-means and sorts
-  Buffer solver_memory, status;
-
   std::mutex mutex;  ///< held by the thread that uses the context
+  Lane lane;         ///< of all memory that is used under this mutex
+
+  // Memory, by what it holds. A verb makes a Claim before it uses any.
+  Buffer rows{lane}, keys{lane}, values{lane}, weights{lane}, counts{lane}, sinks{lane};  // as the caller has them
+  Buffer parts_q{lane}, parts_k{lane}, parts_v{lane};                                     // Parts
+  Buffer plain{lane}, weighted{lane}, products{lane}, means{lane}, sums{lane}, matrices{lane};  // double
+  Buffer outputs{lane}, softmax{lane}, norms{lane}, scores{lane}, forms{lane}, columns{lane};   // of attention
+  Buffer groups{lane}, tasks{lane};                                                             // of codecs
+  Buffer clusters{lane};                                                                        // of k-means and sorts
+  Buffer solver_memory{lane}, status{lane};
 
  private:
   int device_;

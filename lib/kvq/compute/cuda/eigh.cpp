@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace kvq::cuda {
 
@@ -26,15 +27,26 @@ struct Parameters {
   ~Parameters() { cusolverDnDestroyParams(handle); }
 };
 
+/// Memory that cuSOLVER works in.
+struct Workspace {
+  std::size_t on_device = 0, on_host = 0;
+};
+Workspace workspace(Context& context, const Parameters& parameters, const double* matrices, const double* values,
+                    int dim, std::size_t count) {
+  Workspace bytes;
+  check(
+      cusolverDnXsyevBatched_bufferSize(context.solver(), parameters.handle, CUSOLVER_EIG_MODE_VECTOR,
+                                        CUBLAS_FILL_MODE_LOWER, dim, CUDA_R_64F, matrices, dim, CUDA_R_64F, values,
+                                        CUDA_R_64F, &bytes.on_device, &bytes.on_host, static_cast<std::int64_t>(count)),
+      kWhat);
+  return bytes;
+}
+
 /// The matrices become their eigenvectors, vector after vector. @param values  [n, D] ascending
 void decompose(Context& context, double* matrices, double* values, int* status, int dim, std::size_t count) {
   const Parameters parameters;
   const auto batch = static_cast<std::int64_t>(count);
-  std::size_t on_device = 0, on_host = 0;
-  check(cusolverDnXsyevBatched_bufferSize(context.solver(), parameters.handle, CUSOLVER_EIG_MODE_VECTOR,
-                                          CUBLAS_FILL_MODE_LOWER, dim, CUDA_R_64F, matrices, dim, CUDA_R_64F, values,
-                                          CUDA_R_64F, &on_device, &on_host, batch),
-        kWhat);
+  const auto [on_device, on_host] = workspace(context, parameters, matrices, values, dim, count);
   std::byte* memory = context.solver_memory.room<std::byte>(on_device, kWhat);
   std::vector<std::byte> host_memory(on_host);
   check(cusolverDnXsyevBatched(context.solver(), parameters.handle, CUSOLVER_EIG_MODE_VECTOR, CUBLAS_FILL_MODE_LOWER,
@@ -61,13 +73,17 @@ void measure_defects(Context& context, const double* symmetric, const double* ve
   largest_defects(residuals, products, vectors, values, dim, static_cast<int>(count), defects, context.stream());
 }
 
-}  // namespace
+/// All that eigh_batch() takes.
+std::int64_t batch_bytes(Context& context, int dim, std::size_t count) {
+  const std::size_t d = static_cast<std::size_t>(dim), numbers = 5 * d * d + 2 * d + 3 + 1;
+  const double not_read = 0.0;  // the size does not depend on where matrices are
+  return static_cast<std::int64_t>(count * numbers * sizeof(double) +
+                                   workspace(context, Parameters(), &not_read, &not_read, dim, count).on_device);
+}
 
-std::vector<EigenPairs> eigh(Context& context, std::span<const double> matrices, int dim) {
+std::vector<EigenPairs> eigh_batch(Context& context, std::span<const double> matrices, int dim) {
   const std::size_t d = static_cast<std::size_t>(dim), size = d * d, asked = matrices.size() / size,
                     count = std::max(asked, kLeastBatch);
-  KVQ_ASSERT(matrices.size() == asked * size);
-  if (asked == 0) return {};
   double* given = context.plain.room<double>(count * size, kWhat);
   check(cudaMemsetAsync(given, 0, count * size * sizeof(double), context.stream()), kWhat);
   context.upload_rows(reinterpret_cast<std::byte*>(given), reinterpret_cast<const std::byte*>(matrices.data()),
@@ -104,6 +120,27 @@ std::vector<EigenPairs> eigh(Context& context, std::span<const double> matrices,
         good ? EigenPairs{{own, own + d}, {own + d, own + d + size}} : kvq::eigh(matrices.subspan(m * size, size), dim);
   });
   return found;
+}
+
+}  // namespace
+
+std::vector<EigenPairs> eigh(Context& context, std::span<const double> matrices, int dim) {
+  const std::size_t size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim),
+                    asked = matrices.size() / size;
+  KVQ_ASSERT(matrices.size() == asked * size);
+  if (asked == 0) return {};
+  const Claim claim(context.lane, {batch_bytes(context, dim, kLeastBatch),
+                                   batch_bytes(context, dim, std::max(asked, kLeastBatch)), kWhat});
+  std::size_t at_once = std::max(asked, kLeastBatch);
+  while (at_once > kLeastBatch && batch_bytes(context, dim, at_once) > claim.bytes())
+    at_once = std::max(at_once / 2, kLeastBatch);
+  std::vector<EigenPairs> all;
+  for (std::size_t first = 0; first < asked; first += at_once) {
+    const std::size_t count = std::min(at_once, asked - first);
+    for (EigenPairs& pairs : eigh_batch(context, matrices.subspan(first * size, count * size), dim))
+      all.push_back(std::move(pairs));
+  }
+  return all;
 }
 
 }  // namespace kvq::cuda

@@ -2,8 +2,11 @@
 #include <kvq/compute/cuda/coded.h>
 #include <kvq/compute/cuda/judge.h>
 #include <kvq/compute/cuda/judge_kernels.h>
+#include <kvq/compute/device_memory.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 namespace kvq::cuda {
 
@@ -12,6 +15,8 @@ namespace {
 constexpr const char* kWhat = "errors of outputs";
 constexpr int kMostSharedBytes = 99 * 1024;  // what a block has on every architecture
 constexpr std::size_t kMostWeights = std::size_t{1} << 29;
+
+constexpr std::int64_t kTableBytes = 128 << 10;  // of one head's codec, by estimate
 
 std::size_t size(std::int64_t x) { return static_cast<std::size_t>(x); }
 
@@ -41,38 +46,69 @@ JudgedHeads shape_of(const std::vector<AttentionCase>& heads) {
           .recent_tokens = one.recent_tokens};
 }
 
-class CudaJudge : public OutputJudge {
+/// All that heads of this shape take: what is kept from call to call, rows that a plan stores, the changes of rows.
+std::int64_t judge_bytes(const AttentionCase& head, std::int64_t heads) {
+  const auto numbers = [](const auto& vector) { return static_cast<std::int64_t>(vector.size()); };
+  const std::int64_t queries = numbers(head.query), rows = head.queries_per_head * queries,
+                     dim = std::max(head.dim, head.v_dim), keys = numbers(head.k) / head.dim;
+  const std::int64_t kept = 4 * (numbers(head.sinks) + numbers(head.q) + numbers(head.k) + numbers(head.v) +
+                                 numbers(head.curvature) + rows * keys) +
+                            8 * numbers(head.output_metric);
+  const std::int64_t rotated = 2 * 4 * keys * dim + 2 * 8 * dim * dim + 4 * dim;
+  const std::int64_t coded = kTableBytes + dim * static_cast<std::int64_t>(sizeof(CodedGroup) + sizeof(CodedRows));
+  return heads * (kept + rotated + coded + rows * static_cast<std::int64_t>(sizeof(ChangedRow))) + 8 * queries +
+         trellis_bytes(static_cast<int>(dim));
+}
+
+/// Some heads, which are on the device together. What is there may go between calls; then the next one puts it there
+/// again.
+class JudgedPart {
  public:
-  CudaJudge(Context& context, const std::vector<AttentionCase>& heads) : context_(context), judged_(shape_of(heads)) {
+  JudgedPart(Context& context, std::vector<AttentionCase> heads, int first_head)
+      : context_(context), heads_(std::move(heads)), first_head_(first_head), judged_(shape_of(heads_)) {
     const std::lock_guard lock(context_.mutex);
     context_.use();
-    const auto put = [&](Buffer& buffer, const auto& data) {
-      return data.empty() ? nullptr : context_.upload(buffer, data.data(), data.size(), kWhat);
-    };
-    judged_.position = put(position_, heads.front().query);
-    judged_.sinks = put(sinks_, joined<float>(heads, [](const AttentionCase& head) -> auto& { return head.sinks; }));
-    judged_.q = put(q_, joined<float>(heads, [](const AttentionCase& head) -> auto& { return head.q; }));
-    judged_.k = put(k_, joined<float>(heads, [](const AttentionCase& head) -> auto& { return head.k; }));
-    judged_.v = put(v_, joined<float>(heads, [](const AttentionCase& head) -> auto& { return head.v; }));
-    judged_.curvature =
-        put(curvature_, joined<float>(heads, [](const AttentionCase& head) -> auto& { return head.curvature; }));
-    judged_.metric =
-        put(metric_, joined<double>(heads, [](const AttentionCase& head) -> auto& { return head.output_metric; }));
-    judged_.weights = weights_.room<float>(num_rows() * size(judged_.keys), kWhat);
-    for (const OutputChange& change : run(Changed::nothing, nullptr)) energy_ += change;
+    const Claim claim(context_.lane, need());
+    energy_ = upload();
   }
 
-  OutputChange energy() const override { return energy_; }
+  /// Of each head.
+  const std::vector<OutputChange>& energy() const { return energy_; }
 
-  std::vector<OutputChange> changes(const TensorPlan& plan, Side side) const override {
+  std::vector<OutputChange> changes(const TensorPlan& plan, Side side) {
     const std::lock_guard lock(context_.mutex);
     context_.use();
+    const Claim claim(context_.lane, need());
+    if (weights_.is_empty()) upload();
     const bool keys = side == Side::k;
     return run(keys ? Changed::keys : Changed::values,
                coded(plan, keys ? judged_.k : judged_.v, keys ? judged_.dim : judged_.v_dim));
   }
 
  private:
+  Need need() const {
+    const std::int64_t bytes = judge_bytes(heads_.front(), std::ssize(heads_));
+    return {bytes, bytes, kWhat};
+  }
+
+  /// @return  the energy of each head
+  std::vector<OutputChange> upload() {
+    const auto put = [&](Buffer& buffer, const auto& data) {
+      return data.empty() ? nullptr : context_.upload(buffer, data.data(), data.size(), kWhat);
+    };
+    judged_.position = put(position_, heads_.front().query);
+    judged_.sinks = put(sinks_, joined<float>(heads_, [](const AttentionCase& head) -> auto& { return head.sinks; }));
+    judged_.q = put(q_, joined<float>(heads_, [](const AttentionCase& head) -> auto& { return head.q; }));
+    judged_.k = put(k_, joined<float>(heads_, [](const AttentionCase& head) -> auto& { return head.k; }));
+    judged_.v = put(v_, joined<float>(heads_, [](const AttentionCase& head) -> auto& { return head.v; }));
+    judged_.curvature =
+        put(curvature_, joined<float>(heads_, [](const AttentionCase& head) -> auto& { return head.curvature; }));
+    judged_.metric =
+        put(metric_, joined<double>(heads_, [](const AttentionCase& head) -> auto& { return head.output_metric; }));
+    judged_.weights = weights_.room<float>(num_rows() * size(judged_.keys), kWhat);
+    return run(Changed::nothing, nullptr);
+  }
+
   std::size_t num_rows() const { return size(judged_.heads * judged_.group) * size(judged_.queries); }
 
   /// Rows as they are read when `plan` stores them: rotated, quantized, rotated back.
@@ -83,7 +119,7 @@ class CudaJudge : public OutputJudge {
     std::vector<float> centers;
     std::vector<RowCodec> codecs;
     for (int h = 0; h < judged_.heads; ++h) {
-      const int entry = plan.rotation.head_index(h);
+      const int entry = plan.rotation.head_index(first_head_ + h);
       const auto add = [](std::vector<double>& to, const std::vector<double>& matrix) {
         to.insert(to.end(), matrix.begin(), matrix.end());
       };
@@ -93,7 +129,7 @@ class CudaJudge : public OutputJudge {
         const auto center = plan.center.begin() + static_cast<std::ptrdiff_t>(size(entry) * d);
         centers.insert(centers.end(), center, center + dim);
       }
-      codecs.emplace_back(plan, h, dim);
+      codecs.emplace_back(plan, first_head_ + h, dim);
     }
     KVQ_ASSERT(forward.size() == back.size() && (forward.empty() || forward.size() == heads * d * d));
     const std::size_t numbers = heads * size(judged_.keys) * d;
@@ -136,8 +172,42 @@ class CudaJudge : public OutputJudge {
   }
 
   Context& context_;
+  const std::vector<AttentionCase> heads_;
+  const int first_head_;
   JudgedHeads judged_;
-  Buffer position_, sinks_, q_, k_, v_, curvature_, metric_, weights_;
+  Buffer position_{context_.lane}, sinks_{context_.lane}, q_{context_.lane}, k_{context_.lane}, v_{context_.lane},
+      curvature_{context_.lane}, metric_{context_.lane}, weights_{context_.lane};
+  std::vector<OutputChange> energy_;
+};
+
+/// All heads, in parts that the device has room for.
+class CudaJudge : public OutputJudge {
+ public:
+  CudaJudge(Context& context, std::vector<AttentionCase> heads) {
+    const auto count = std::ssize(heads);
+    const std::int64_t one = judge_bytes(heads.front(), 1), each = judge_bytes(heads.front(), 2) - one,
+                       room = context.lane.memory().limit() / 2;
+    const std::int64_t at_once = units_at_once(room, one - each, each, count);
+    for (std::ptrdiff_t first = 0; first < count; first += at_once) {
+      const auto begin = std::make_move_iterator(heads.begin() + first);
+      parts_.push_back(std::make_unique<JudgedPart>(
+          context, std::vector<AttentionCase>(begin, begin + std::min(at_once, count - first)),
+          static_cast<int>(first)));
+      for (const OutputChange& change : parts_.back()->energy()) energy_ += change;
+    }
+  }
+
+  OutputChange energy() const override { return energy_; }
+
+  std::vector<OutputChange> changes(const TensorPlan& plan, Side side) const override {
+    std::vector<OutputChange> all;
+    for (const auto& part : parts_)
+      for (const OutputChange& change : part->changes(plan, side)) all.push_back(change);
+    return all;
+  }
+
+ private:
+  std::vector<std::unique_ptr<JudgedPart>> parts_;
   OutputChange energy_;
 };
 
@@ -158,8 +228,8 @@ bool can_judge(const std::vector<AttentionCase>& heads) {
          size(shape.heads * shape.group) * size(shape.queries) * size(shape.keys) <= kMostWeights;
 }
 
-std::unique_ptr<OutputJudge> judge_outputs(Context& context, const std::vector<AttentionCase>& heads) {
-  return std::make_unique<CudaJudge>(context, heads);
+std::unique_ptr<OutputJudge> judge_outputs(Context& context, std::vector<AttentionCase> heads) {
+  return std::make_unique<CudaJudge>(context, std::move(heads));
 }
 
 }  // namespace kvq::cuda

@@ -11,6 +11,6 @@ namespace kvq::cuda {
 /// Whether the kernels take such heads: all of one shape, with as many keys as shared memory has room for.
 bool can_judge(const std::vector<AttentionCase>& heads);
 /// Backend::judge_outputs(). The context outlives the judge.
-std::unique_ptr<OutputJudge> judge_outputs(Context& context, const std::vector<AttentionCase>& heads);
+std::unique_ptr<OutputJudge> judge_outputs(Context& context, std::vector<AttentionCase> heads);
 
 }  // namespace kvq::cuda
