@@ -105,6 +105,7 @@ def test_json_is_one_document(make_dump, tmp_path):
         "tokens",
         "context",
         "device",
+        "device_bytes",
         "windows",
         "layers",
         "missing_layers",

@@ -98,6 +98,7 @@ ROWS = {
     "merging": ("--merge-stats x",),
     "resume": ("--resume",),
     "dry run": ("--dry-run",),
+    "memory of GPUs": ("--mem-limit 4GB",),
     "threads": ("--threads 1",),
     "json": ("--json",),
     "ablation": ("--report-ablation",),

@@ -1,6 +1,7 @@
 #include "calibrate/device.h"
 
 #include "common/plural.h"
+#include "common/say.h"
 
 #include <kvq/compute/cuda_library.h>
 #include <kvq/core/error.h>
@@ -24,12 +25,19 @@ DeviceChoice parse_device(const std::string& text) {
   throw Error{ErrorKind::usage, fmt::format("--device: expected auto, cpu, cuda or cuda:0,1, found \"{}\"", text)};
 }
 
-ChosenBackend choose_backend(const DeviceChoice& choice) {
+ChosenBackend choose_backend(const DeviceChoice& choice, std::int64_t memory_limit) {
   using Kind = DeviceChoice::Kind;
+  if (choice.kind == Kind::cpu && memory_limit > 0)
+    throw Error{ErrorKind::usage, "--mem-limit is about memory of GPUs, of which --device cpu takes none",
+                "leave out one of both; --dry-run predicts the memory of processors"};
   if (choice.kind == Kind::cpu) return {};
   const CudaLibrary library;
   if (library.num_devices() == 0) {
-    if (choice.kind == Kind::automatic) return {};
+    if (choice.kind == Kind::automatic) {
+      if (memory_limit > 0)
+        say(fmt::format("note: --mem-limit has no effect: processors compute ({})\n", library.why_not()));
+      return {};
+    }
     throw Error{ErrorKind::unsupported, fmt::format("--device cuda: {}", library.why_not()),
                 "--device cpu needs no GPU"};
   }
@@ -43,7 +51,7 @@ ChosenBackend choose_backend(const DeviceChoice& choice) {
       throw Error{ErrorKind::usage,
                   fmt::format("--device: device {} is not there (this machine has {}, from 0)", device,
                               counted(static_cast<std::size_t>(library.num_devices()), "device"))};
-  return {library.make_backend(devices)};
+  return {library.make_backend(devices, memory_limit), static_cast<int>(devices.size())};
 }
 
 }  // namespace kvq

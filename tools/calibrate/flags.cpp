@@ -119,8 +119,24 @@ void refuse_without_dump(const CalibrateFlags& f) {
   if (f.inputs.dumps.empty() && f.behavior.queries)
     throw Error{ErrorKind::usage, "--queries chooses queries of a dump: --model is needed",
                 "statistics keep the queries that they were collected with"};
-  if (f.inputs.dumps.empty() && (f.inputs.num_tokens || f.inputs.first_token > 0))
+  if (f.inputs.dumps.empty() && f.inputs.geometry.empty() && (f.inputs.num_tokens || f.inputs.first_token > 0))
     throw Error{ErrorKind::usage, "--first-token and --num-tokens choose tokens of a dump: --model is needed"};
+}
+
+/// --geometry and --predict-for are about predictions only.
+void refuse_without_dry_run(const CalibrateFlags& f) {
+  const bool has_geometry = !f.inputs.geometry.empty();
+  if (!f.behavior.dry_run && (has_geometry || !f.behavior.predict_for.empty()))
+    throw Error{ErrorKind::usage,
+                fmt::format("{} needs --dry-run: nothing can be calibrated without {}",
+                            has_geometry ? "--geometry" : "--predict-for", has_geometry ? "a dump" : "the machine")};
+  if (has_geometry && (!f.inputs.dumps.empty() || !f.inputs.layers.empty() || f.inputs.first_token > 0))
+    throw Error{ErrorKind::usage,
+                "--geometry takes the place of a dump: --model, --layers and --first-token contradict it"};
+  if (has_geometry && !f.inputs.num_tokens)
+    throw Error{ErrorKind::usage, "--geometry has no tokens: --num-tokens N is needed"};
+  if (!f.behavior.predict_for.empty() && f.behavior.device != Behavior{}.device)
+    throw Error{ErrorKind::usage, "--predict-for and --device: expected one of both"};
 }
 
 /// --stats-only ends before a decision, so flags of what a decision writes and prints contradict it.
@@ -173,6 +189,14 @@ void add_input_flags(CLI::App& app, Inputs& inputs, Outputs& outputs, Behavior& 
                "continue an interrupted run: layers already collected are taken from <output>.parts")
       ->group(in);
   app.add_flag("--dry-run", behavior.dry_run, "predict memory, time and artifact size, write nothing")->group(in);
+  app.add_option("--geometry", inputs.geometry,
+                 "with --dry-run and --num-tokens, in place of a dump: layers=N,q-heads=N,kv-heads=N,head-dim=N")
+      ->type_name("LIST")
+      ->group(in);
+  app.add_option("--predict-for", behavior.predict_for,
+                 "with --dry-run, another machine than this one: cpu:CORES[:GFLOPS of each], h200 or h200:GPUS")
+      ->type_name("NAME")
+      ->group(in);
 }
 
 void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
@@ -195,6 +219,10 @@ void add_running_flags(CLI::App& app, GivenOptions& given, Outputs& outputs, Beh
                  "what computes: cpu, cuda (all GPUs), cuda:LIST, or auto, which takes GPUs if there are any")
       ->type_name("NAME")
       ->capture_default_str()
+      ->group(option_group::kRunning);
+  app.add_option("--mem-limit", behavior.mem_limit,
+                 "memory to take on each GPU, such as 4GB or 512MiB; no result depends on it [90% of what is free]")
+      ->type_name("SIZE")
       ->group(option_group::kRunning);
   add_group(app, option_group::kRunning, given);
   app.add_option("--sample-tokens", behavior.sample_tokens,
@@ -278,6 +306,7 @@ Options resolve_options(const CalibrateFlags& f) {
   refuse_with_stats_only(f);
   refuse_overwriting(f);
   refuse_without_dump(f);
+  refuse_without_dry_run(f);
   return options;
 }
 
@@ -285,8 +314,8 @@ bool concerns_process(const CalibrateFlags& f) {
   const Outputs& out = f.outputs;
   return !out.artifact.empty() || !f.inputs.stats.empty() || !f.inputs.merge_stats.empty() || f.behavior.resume ||
          f.behavior.dry_run || f.behavior.stats_only || f.behavior.threads != 0 ||
-         f.behavior.device != Behavior{}.device || out.json || out.report_ablation || out.report_outliers ||
-         out.report_rotations;
+         f.behavior.device != Behavior{}.device || !f.behavior.mem_limit.empty() || !f.behavior.predict_for.empty() ||
+         !f.inputs.geometry.empty() || out.json || out.report_ablation || out.report_outliers || out.report_rotations;
 }
 
 std::filesystem::path resolve_output(const CalibrateFlags& f) {

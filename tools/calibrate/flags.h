@@ -17,6 +17,7 @@ struct Inputs {
   std::vector<std::string> dumps, merge_stats;
   std::string stats;  ///< with a dump: written; without: read
   std::string layers;
+  std::string geometry;  ///< in place of a dump for --dry-run, see input_of_geometry()
   std::int64_t first_token = 0;
   std::optional<std::int64_t> num_tokens;
 };
@@ -32,6 +33,8 @@ struct Outputs {
 struct Behavior {
   int threads = 0;
   std::string device = "auto";  ///< see parse_device()
+  std::string mem_limit;        ///< of each GPU, see parse_byte_size()
+  std::string predict_for;      ///< see parse_machine()
   bool resume = false, dry_run = false, stats_only = false;
   std::int64_t sample_tokens = 2048, golden_tokens = 32;
   std::optional<std::int64_t> held_out_tokens;  ///< empty: kHeldOutTokens if the method spends a budget, else none

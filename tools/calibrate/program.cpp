@@ -15,6 +15,7 @@
 #include "inspect/verdict.h"
 
 #include <kvq/compute/parallel.h>
+#include <kvq/core/byte_size.h>
 #include <kvq/core/error.h>
 #include <kvq/core/text.h>
 #include <kvq/methods/data_size.h>
@@ -35,44 +36,93 @@ std::vector<int> wanted_layers(const Inputs& inputs) {
   return inputs.layers.empty() ? std::vector<int>{} : parse_int_list(inputs.layers, "--layers");
 }
 
-int dry_run(const CalibrateFlags& flags, const Options& options, const ChosenBackend& chosen) {
-  if (flags.inputs.dumps.empty())
-    throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+/// What --dry-run predicts for.
+struct Predicted {
+  PredictedInput input;
+  std::string subject;  ///< for people
+  fs::path output;      ///< empty without a dump
+};
+
+/// A dump, which is read and checked as a run does.
+Predicted checked_dump(const CalibrateFlags& flags, const Options& options, const StatsRequest& request) {
   const fs::path output = resolve_output(flags);
   check_outputs(flags, output);
   const Dump dump = open_dump(flags.inputs);
   check_layers(options, dump.model());
   const auto layers = choose_layers(dump.model(), wanted_layers(flags.inputs));
   for (const LayerEntry& layer : layers) dump.check_layer(layer.layer);
-  const StatsRequest request = make_request(flags.behavior, options);
   check_queries(request, flags.inputs, dump);
-  const Prediction p =
-      predict(dump, layers, request, options, chosen_tokens(flags.inputs, dump).count, flags.behavior.threads);
-  if (flags.outputs.json) {
-    fmt::print("{}\n", Json{{"schema_version", "1.0"},
-                            {"tool", "kvq-calibrate " KVQ_VERSION},
-                            {"output", utf8_text(output.string())},
-                            {"layers", layers.size()},
-                            {"tokens", chosen_tokens(flags.inputs, dump).count},
-                            {"threads", p.threads},
-                            {"device", chosen.get().name()},
-                            {"gemm_gflops", p.gemm_gflops},
-                            {"seconds", p.seconds},
-                            {"peak_bytes", p.peak_bytes},
-                            {"artifact_bytes", p.artifact_bytes}}
-                           .dump(2));
-    return 0;
-  }
   const std::int64_t tokens = chosen_tokens(flags.inputs, dump).count;
   const std::string of = tokens < dump.num_tokens() ? fmt::format(" (of {})", dump.num_tokens()) : "";
-  fmt::print("{}, {}{} in {}; would write {}\n", counted(layers.size(), "layer"), counted(tokens, "token"), of,
-             counted(dump.num_sequences(), "sequence"), safe_line(output.string()));
-  fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s, measured now)\n", format_seconds(p.seconds), p.threads,
-             p.gemm_gflops);
-  if (chosen.owned) fmt::print("device    {}: less time, which is not predicted\n", chosen.get().name());
+  return {input_of(dump, layers, tokens),
+          fmt::format("{}, {}{} in {}; would write {}", counted(layers.size(), "layer"), counted(tokens, "token"), of,
+                      counted(dump.num_sequences(), "sequence"), safe_line(output.string())),
+          output};
+}
+
+/// Layers that --geometry describes.
+Predicted given_geometry(const CalibrateFlags& flags, const Options& options) {
+  check_tokens(*flags.inputs.num_tokens);
+  Predicted predicted{input_of_geometry(flags.inputs.geometry, *flags.inputs.num_tokens), {}, {}};
+  const PredictedInput& input = predicted.input;
+  check_layers(options, {.layers = input.layers});
+  predicted.subject = fmt::format("{}, {} in {}; no dump", counted(input.layers.size(), "layer"),
+                                  counted(input.tokens, "token"), counted(input.sequences, "sequence"));
+  return predicted;
+}
+
+int dry_run(const CalibrateFlags& flags, const Options& options, const PredictedMachine& machine) {
+  if (flags.inputs.dumps.empty() && flags.inputs.geometry.empty())
+    throw Error{ErrorKind::usage, "--dry-run predicts the reading of a dump: --model is needed"};
+  const StatsRequest request = make_request(flags.behavior, options);
+  const Predicted predicted =
+      flags.inputs.dumps.empty() ? given_geometry(flags, options) : checked_dump(flags, options, request);
+  const bool decides = !flags.behavior.stats_only;
+  const Prediction p = predict(predicted.input, request, options, machine, flags.behavior.threads, decides);
+  if (flags.outputs.json) {
+    Json json{{"schema_version", "1.0"},
+              {"tool", "kvq-calibrate " KVQ_VERSION},
+              {"layers", predicted.input.layers.size()},
+              {"tokens", predicted.input.tokens},
+              {"threads", p.threads},
+              {"device", machine.name},
+              {"devices", machine.devices},
+              {"gemm_gflops", p.gemm_gflops},
+              {"read_bytes", p.read_bytes},
+              {"collect_flops", p.collect_flops},
+              {"seconds", p.seconds},
+              {"start_seconds", p.start_seconds},
+              {"collect_seconds", p.collect_seconds},
+              {"decide_seconds", p.decide_seconds},
+              {"peak_bytes", p.peak_bytes},
+              {"device_bytes", p.device_bytes},
+              {"artifact_bytes", p.artifact_bytes}};
+    if (!predicted.output.empty()) json["output"] = utf8_text(predicted.output.string());
+    fmt::print("{}\n", json.dump(2));
+    return 0;
+  }
+  fmt::print("{}\n", predicted.subject);
+  if (machine.devices == 0)
+    fmt::print("time      about {} on {} threads ({:.0f} GFLOP/s{})\n", format_seconds(p.seconds), p.threads,
+               p.gemm_gflops,
+               machine.core_gflops > 0.0 ? ""
+               : machine.cores > 0       ? ", from a core of this machine now"
+                                         : ", measured now");
+  else
+    fmt::print("time      about {} on {} and {} threads (rates of an H200)\n", format_seconds(p.seconds), machine.name,
+               p.threads);
   fmt::print("memory    about {} at the peak\n", format_bytes(p.peak_bytes));
-  if (!flags.behavior.stats_only) fmt::print("artifact  about {}\n", format_bytes(p.artifact_bytes));
+  if (machine.devices > 0) fmt::print("device    about {} of memory on each GPU\n", format_bytes(p.device_bytes));
+  if (decides) fmt::print("artifact  about {}\n", format_bytes(p.artifact_bytes));
   return 0;
+}
+
+/// The machine that --predict-for names, or this one.
+PredictedMachine predicted_machine(const Behavior& behavior, const ChosenBackend& chosen, std::int64_t memory_limit) {
+  PredictedMachine machine = behavior.predict_for.empty() ? PredictedMachine{} : parse_machine(behavior.predict_for);
+  if (chosen.owned) machine.name = chosen.get().name(), machine.devices = chosen.num_devices;
+  if (machine.devices > 0) machine.memory_limit = memory_limit;
+  return machine;
 }
 
 std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope scope) {
@@ -101,6 +151,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   if (outputs.json) {
     Json json = calibrate_json(artifact, output, outputs.context);
     json["device"] = backend.name();
+    json["device_bytes"] = backend.device_bytes();
     json["warnings"] = few.empty() ? Json::array() : Json::array({few});
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
     if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
@@ -196,7 +247,8 @@ void collect_only(const CalibrateFlags& flags, const Options& options, const Col
                             {"stats", utf8_text(file)},
                             {"layers", request.layers.size()},
                             {"tokens", request.tokens.count},
-                            {"device", backend.name()}}
+                            {"device", backend.name()},
+                            {"device_bytes", backend.device_bytes()}}
                            .dump(2));
   else if (!flags.outputs.quiet)
     fmt::print(
@@ -244,11 +296,14 @@ int calibrate(const CalibrateFlags& flags, const CollectDump& collect) {
   const std::vector<int> wanted = wanted_layers(inputs);
   if (!inputs.merge_stats.empty() && (!inputs.dumps.empty() || inputs.stats.empty()))
     throw Error{ErrorKind::usage, "--merge-stats joins files into --stats FILE, without --model"};
-  if (inputs.dumps.empty() && inputs.stats.empty())
+  if (inputs.dumps.empty() && inputs.stats.empty() && inputs.geometry.empty())
     throw Error{ErrorKind::usage, "--model DUMP.h5 is needed (or --stats FILE to decide from statistics)",
                 "see kvq-calibrate --help"};
-  const ChosenBackend chosen = choose_backend(parse_device(flags.behavior.device));
-  if (flags.behavior.dry_run) return dry_run(flags, options, chosen);
+  const Behavior& behavior = flags.behavior;
+  const std::int64_t memory_limit = behavior.mem_limit.empty() ? 0 : parse_byte_size(behavior.mem_limit, "--mem-limit");
+  const DeviceChoice device = parse_device(behavior.device);
+  const ChosenBackend chosen = behavior.predict_for.empty() ? choose_backend(device, memory_limit) : ChosenBackend{};
+  if (behavior.dry_run) return dry_run(flags, options, predicted_machine(behavior, chosen, memory_limit));
   if (inputs.dumps.empty())
     calibrate_statistics(flags, options, wanted, chosen.get());
   else if (flags.behavior.stats_only)
