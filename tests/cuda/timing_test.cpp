@@ -1,4 +1,5 @@
 #include <kvq/compute/cuda_library.h>
+#include <kvq/solve/trellis_tables.h>
 
 #include "support/dump_writer.h"
 #include "support/layers.h"
@@ -69,6 +70,25 @@ TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
                  std::vector<AttentionMoments> moments(8, {MomentSum{128}, MomentSum{128}, {}});
                  backend->add_attention_moments(sequence, scored, moments, {});
                }));
+}
+
+TEST_CASE("Times of quantization", "[.timing]") {
+  const int device = 0, dim = 128;
+  const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
+  const RotatedData data{.dim = dim, .rows = gaussian(std::size_t{65536} * dim, 1)};
+  const auto time_of = [&](const char* what, const RowCodec& codec) {
+    const auto milliseconds_of = [&](std::size_t count) {
+      const std::vector<CodingTask> tasks(count, CodingTask{&data, &codec});
+      return milliseconds([&] { backend->coding_costs(tasks); }, true);
+    };
+    fmt::print("{}, 65536 rows of 128: {:.2f} ms\n", what, (milliseconds_of(17) - milliseconds_of(1)) / 16);
+  };
+  time_of("INT2, one group, clipped", RowCodec(UniformCoder{.bits = 2, .group_size = dim}, 0.95, dim));
+  for (const int bits : {2, 3, 4}) {
+    TensorPlan plan;
+    plan.coder = TrellisCoder{.bits = bits, .group_size = dim, .taps = trellis_taps(bits, 3, dim)};
+    time_of(fmt::format("trellis of {} bits", bits).c_str(), RowCodec(plan, 0, dim));
+  }
 }
 
 TEST_CASE("Times of k-means", "[.timing]") {

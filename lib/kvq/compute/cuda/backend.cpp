@@ -176,25 +176,39 @@ class CudaBackend : public Backend {
   /// Threads that call at the same time take different contexts, on all devices in turn.
   Context& next_context() {
     const std::lock_guard lock(mutex_);
-    const std::size_t devices = static_cast<std::size_t>(num_devices_);
-    std::unique_ptr<Context>& context = contexts_[next_++ % contexts_.size()];
-    if (!context) {
-      const std::size_t device = (next_ - 1) % devices;
-      context = std::make_unique<Context>(contexts_[device]->device(), *memories_[device]);
+    return context(next_++ % contexts_.size());
+  }
+
+  /// A context of each device. Calls at the same time take different ones.
+  std::vector<Context*> next_of_each_device() {
+    const std::lock_guard lock(mutex_);
+    const std::size_t devices = static_cast<std::size_t>(num_devices_), first = next_round_++ * devices;
+    std::vector<Context*> chosen;
+    for (std::size_t i = 0; i < devices; ++i) chosen.push_back(&context((first + i) % contexts_.size()));
+    return chosen;
+  }
+
+  /// Made when it is first asked for. The caller holds mutex_.
+  Context& context(std::size_t index) {
+    std::unique_ptr<Context>& found = contexts_[index];
+    if (!found) {
+      const std::size_t device = index % static_cast<std::size_t>(num_devices_);
+      found = std::make_unique<Context>(contexts_[device]->device(), *memories_[device]);
     }
-    return *context;
+    return *found;
   }
 
   /// Deals `count` heads to the devices and calls f(context, first, number of them), for each device in a thread.
   template <typename F>
   void for_each_device(int count, F f) {
     const int devices = num_devices_;
+    const std::vector<Context*> contexts = next_of_each_device();
     std::vector<std::exception_ptr> errors(static_cast<std::size_t>(devices));
     const auto run = [&](int i) {
       const int first = count * i / devices, end = count * (i + 1) / devices;
       if (first == end) return;
       try {
-        Context& context = *contexts_[static_cast<std::size_t>(i)];
+        Context& context = *contexts[static_cast<std::size_t>(i)];
         const std::lock_guard lock(context.mutex);
         context.use();
         f(context, first, end - first);
@@ -215,7 +229,7 @@ class CudaBackend : public Backend {
   std::vector<std::unique_ptr<DeviceMemory>> memories_;  ///< of each device
   std::vector<std::unique_ptr<Context>> contexts_;  ///< the first one of each device, then others, made when needed
   std::mutex mutex_;                                ///< of next_context()
-  std::size_t next_ = 0;
+  std::size_t next_ = 0, next_round_ = 0;
 };
 
 }  // namespace

@@ -47,8 +47,8 @@ struct PlacedRows {
 };
 struct PlacedCodec {
   std::vector<CodedGroup> groups;
-  std::vector<std::size_t> tables;  ///< of each group
-  bool trellis = false;
+  std::vector<std::size_t> tables;          ///< of each group
+  bool trellis = false, survivors = false;  ///< whether there is one; whether it needs_survivors()
 };
 
 PlacedRows place_rows(Packed& packed, const RotatedData& data) {
@@ -69,7 +69,7 @@ CodedGroup uniform_group(const UniformCoder& coder, int first, int count) {
 struct PlaceGroup {
   Packed& packed;
   PlacedCodec& to;
-  int first, count;
+  int first, count, dim;
 
   void operator()(const UniformCoder& coder) const {
     to.groups.push_back(uniform_group(coder, first, count));
@@ -86,6 +86,7 @@ struct PlaceGroup {
   }
   void operator()(const TrellisGroup& group) const {
     to.trellis = true;
+    to.survivors = to.survivors || needs_survivors(group.bits(), group.memory(), dim);
     add({.kind = CodedGroup::Kind::trellis,
          .bits = group.bits(),
          .memory = group.memory(),
@@ -106,10 +107,10 @@ PlacedCodec place_codec(Packed& packed, const RowCodec& codec) {
   PlacedCodec placed;
   if (const UniformCoder* coder = codec.uniform()) {
     for (int first = 0; first < codec.dim(); first += coder->group_size)
-      PlaceGroup{packed, placed, first, coder->group_size}(*coder);
+      PlaceGroup{packed, placed, first, coder->group_size, codec.dim()}(*coder);
   } else {
     for (const RowCodec::Group& group : codec.groups())
-      std::visit(PlaceGroup{packed, placed, group.first, group.count}, group.coder);
+      std::visit(PlaceGroup{packed, placed, group.first, group.count, codec.dim()}, group.coder);
   }
   return placed;
 }
@@ -132,7 +133,7 @@ class DeviceCodecs {
     std::vector<CodedGroup> all;
     for (auto& [codec, placed] : placed_) {
       first_[codec] = all.size();
-      trellis_ = trellis_ || placed.trellis;
+      trellis_ = trellis_ || placed.trellis, survivors_ = survivors_ || placed.survivors;
       for (std::size_t g = 0; g < placed.groups.size(); ++g) {
         placed.groups[g].table = reinterpret_cast<const float*>(base + placed.tables[g]);
         all.push_back(placed.groups[g]);
@@ -146,12 +147,13 @@ class DeviceCodecs {
     task.dim = codec.dim(), task.clip_index = clip_index(codec), task.exact = codec.is_exact();
   }
   bool have_trellis() const { return trellis_; }
+  bool need_survivors() const { return survivors_; }
 
  private:
   std::map<const RowCodec*, PlacedCodec> placed_;
   std::map<const RowCodec*, std::size_t> first_;
   const CodedGroup* groups_ = nullptr;
-  bool trellis_ = false;
+  bool trellis_ = false, survivors_ = false;
 };
 
 /// Tasks of equal dim, on the device with their errors.
@@ -169,11 +171,12 @@ const int* code_tasks(Context& context, CodedBatch& batch, const DeviceCodecs& c
   batch.on_device = context.upload(context.tasks, batch.tasks.data(), batch.tasks.size(), kWhat);
   int* failed = context.status.room<int>(1, kWhat);
   check(cudaMemsetAsync(failed, 0, sizeof(int), context.stream()), kWhat);
-  std::uint8_t* survivors =
-      codecs.have_trellis() ? context.solver_memory.room<std::uint8_t>(size(trellis_bytes(batch.dim)), kWhat) : nullptr;
+  std::uint8_t* survivors = codecs.need_survivors()
+                                ? context.solver_memory.room<std::uint8_t>(size(trellis_bytes(batch.dim)), kWhat)
+                                : nullptr;
   if (batch.most_rows > 0)
-    code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, survivors, failed,
-              context.stream());
+    code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, codecs.have_trellis(),
+              survivors, failed, context.stream());
   check(cudaGetLastError(), kWhat);
   return failed;
 }
@@ -233,10 +236,12 @@ std::int64_t table_bytes(const RowCodec& codec) {
   return static_cast<std::int64_t>(bytes);
 }
 
-bool has_trellis(const RowCodec& codec) {
+bool has_survivors(const RowCodec& codec) {
   return codec.uniform() == nullptr &&
-         std::any_of(codec.groups().begin(), codec.groups().end(),
-                     [](const RowCodec::Group& group) { return std::holds_alternative<TrellisGroup>(group.coder); });
+         std::any_of(codec.groups().begin(), codec.groups().end(), [&](const RowCodec::Group& group) {
+           const auto* trellis = std::get_if<TrellisGroup>(&group.coder);
+           return trellis != nullptr && needs_survivors(trellis->bits(), trellis->memory(), codec.dim());
+         });
 }
 
 /// What a batch of tasks takes, in bytes.
@@ -266,7 +271,7 @@ class CountedBatch {
     if (rows_.insert(&data).second)
       bytes.packed += floats(data.rows) + floats(data.metric) + floats(data.weights) + kAligned;
     if (codecs_.insert(task.codec).second) bytes.packed += table_bytes(*task.codec);
-    bytes.trellis = bytes.trellis || has_trellis(*task.codec);
+    bytes.trellis = bytes.trellis || has_survivors(*task.codec);
     bytes.errors += floats(data.rows);
     bytes.dim = task.codec->dim();
     bytes.most_rows = std::max(bytes.most_rows, static_cast<std::int64_t>(data.rows.size()) / bytes.dim);

@@ -45,7 +45,19 @@ struct CodedSums {
 
 /// TrellisGroup's constants; coded.cpp checks that they are equal.
 constexpr int kMostStates = 256, kSeamLength = 32;
-/// Codes that surviving states drop, of one warp, for all steps of a search: shared memory has no room for them.
+/// The trellises for which the kernel's search is compiled, and the longest rows whose survivors are in shared memory.
+KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
+  return (bits == 2 && memory == 3) || (bits == 3 && memory == 2) || (bits == 4 && memory == 1);
+}
+constexpr int kMostNearby = 256;
+/// Bytes of shared memory of one warp.
+KVQ_HD constexpr int nearby_bytes(int dim) {
+  return dim > kMostNearby ? 0 : (dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * 32;
+}
+KVQ_HD constexpr bool needs_survivors(int bits, int memory, int dim) {
+  return dim > kMostNearby || !is_known_trellis(bits, memory);
+}
+/// Other trellises: codes that surviving states drop, of one warp, for all steps of a search, in global memory.
 KVQ_HD constexpr std::size_t survivor_bytes(int dim) {
   return static_cast<std::size_t>(dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * kMostStates;
 }
@@ -56,9 +68,10 @@ constexpr std::int64_t trellis_bytes(int dim) { return kTrellisWarps * static_ca
 
 /// Fills in the errors of all tasks. Rows with a number that is not finite set *failed.
 /// @param tasks  [num_tasks] on the device, equal dim  @param most_rows  of a task
-/// @param survivors  [kTrellisWarps, survivor_bytes(dim)], if a group is a trellis; else null
-void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, std::uint8_t* survivors, int* failed,
-               CUstream_st* stream);
+/// @param trellis    whether a group is a trellis
+/// @param survivors  [kTrellisWarps, survivor_bytes(dim)], if a trellis needs_survivors(); else null
+void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, std::uint8_t* survivors,
+               int* failed, CUstream_st* stream);
 /// sums[task]. @param row_sums  [num_tasks, most_rows], for intermediate results
 void weigh_errors(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool with_energy, CodedSums* row_sums,
                   CodedSums* sums, CUstream_st* stream);

@@ -8,7 +8,6 @@ namespace kvq::cuda {
 
 namespace {
 
-constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 constexpr std::size_t kThreadBytes = std::size_t{1} << 20;  // that one thread copies at a time
 
 /// Copies bytes [first, first + count) of the rows, as if they followed each other.

@@ -4,6 +4,8 @@
 #include <kvq/compute/cuda/kernels.h>
 #include <kvq/compute/device_memory.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <mutex>
 #include <string>
@@ -48,6 +50,47 @@ class Context {
     return result;
   }
 
+  /// download() of few numbers that a loop waits for. The thread keeps its processor for a while, because to sleep and
+  /// wake takes longer than a step of the loop.
+  template <typename T>
+  std::vector<T> download_soon(const T* data, std::size_t count, const char* what) {
+    if (count * sizeof(T) > kPieceBytes) return download(data, count, what);
+    check(cudaEventSynchronize(taken_[piece_]), what);
+    check(cudaMemcpyAsync(pinned_[piece_], data, count * sizeof(T), cudaMemcpyDeviceToHost, stream_), what);
+    const auto start = std::chrono::steady_clock::now();
+    while (cudaStreamQuery(stream_) == cudaErrorNotReady &&
+           std::chrono::steady_clock::now() - start < std::chrono::milliseconds(2)) {
+    }
+    static_cast<void>(cudaGetLastError());  // "not ready" is no error
+    check(cudaStreamSynchronize(stream_), what);
+    const T* from = reinterpret_cast<const T*>(pinned_[piece_]);
+    return {from, from + count};
+  }
+  /// Copies units to the host in pinned pieces and calls take(first, count, units) for each piece in order, while the
+  /// device copies the next one.
+  template <typename T, typename F>
+  void download_units(const T* from, std::size_t unit, std::size_t units, F take, const char* what) {
+    const std::size_t at_once = kPieceBytes / (unit * sizeof(T));
+    if (at_once == 0) {
+      for (std::size_t i = 0; i < units; ++i) take(i, 1, download(from + i * unit, unit, what).data());
+      return;
+    }
+    const auto copy = [&](std::size_t first, int piece) {
+      const std::size_t count = std::min(at_once, units - first);
+      check(cudaEventSynchronize(taken_[piece]), what);
+      check(cudaMemcpyAsync(pinned_[piece], from + first * unit, count * unit * sizeof(T), cudaMemcpyDeviceToHost,
+                            stream_),
+            what);
+      check(cudaEventRecord(taken_[piece], stream_), what);
+    };
+    if (units > 0) copy(0, piece_);
+    for (std::size_t first = 0; first < units; first += at_once, piece_ ^= 1) {
+      if (first + at_once < units) copy(first + at_once, piece_ ^ 1);
+      check(cudaEventSynchronize(taken_[piece_]), what);
+      take(first, std::min(at_once, units - first), reinterpret_cast<const T*>(pinned_[piece_]));
+    }
+  }
+
   std::mutex mutex;  ///< held by the thread that uses the context
   Lane lane;         ///< of all memory that is used under this mutex
 
@@ -66,6 +109,7 @@ class Context {
   CUstream_st* stream_ = nullptr;
   cublasHandle_t blas_ = nullptr;
   cusolverDnHandle_t solver_ = nullptr;
+  static constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
   std::byte* pinned_[2] = {};
   cudaEvent_t taken_[2] = {};  ///< the device has copied a piece
   int piece_ = 0;

@@ -107,18 +107,20 @@ std::vector<EigenPairs> eigh_batch(Context& context, std::span<const double> mat
   canonical_pairs(values, vectors, pairs, dim, n, context.stream());
   check(cudaGetLastError(), kWhat);
   const std::vector<int> statuses = context.download(status, asked, kWhat);
-  const std::vector<double> defects = context.download(facts + count, 2 * asked, kWhat),
-                            all = context.download(pairs, asked * (size + d), kWhat);
+  const std::vector<double> defects = context.download(facts + count, 2 * asked, kWhat);
   std::vector<EigenPairs> found(asked);
-  isolated_parallel_for(static_cast<std::int64_t>(asked), [&](std::int64_t i) {
-    const auto m = static_cast<std::size_t>(i);
-    const bool good =
-        statuses[m] == 0 && defects[2 * m] <= kDefect * largest[m] * dim && defects[2 * m + 1] <= kDefect * dim;
-    const double* own = all.data() + m * (size + d);
-    // The processors' solver takes over what the device's did not solve well enough.
-    found[m] =
-        good ? EigenPairs{{own, own + d}, {own + d, own + d + size}} : kvq::eigh(matrices.subspan(m * size, size), dim);
-  });
+  const auto take = [&](std::size_t first, std::size_t some, const double* piece) {
+    isolated_parallel_for(static_cast<std::int64_t>(some), [&](std::int64_t i) {
+      const auto m = first + static_cast<std::size_t>(i);
+      const bool good =
+          statuses[m] == 0 && defects[2 * m] <= kDefect * largest[m] * dim && defects[2 * m + 1] <= kDefect * dim;
+      const double* own = piece + static_cast<std::size_t>(i) * (size + d);
+      // The processors' solver takes over what the device's did not solve well enough.
+      found[m] = good ? EigenPairs{{own, own + d}, {own + d, own + d + size}}
+                      : kvq::eigh(matrices.subspan(m * size, size), dim);
+    });
+  };
+  context.download_units(pairs, size + d, asked, take, kWhat);
   return found;
 }
 

@@ -59,7 +59,7 @@ void place(Arena& arena, Clustering& c, Inputs& in) {
   arena.place(c.norms, 2 * sets * c.count);
   arena.place(c.spread, sets);
   arena.place(in.uniforms, runs * (1 + std::int64_t{c.clusters - 1} * c.trials));
-  for (int** numbers : {&c.draws, &c.best, &c.tried, &c.empty, &c.repaired, &in.moving}) arena.place(*numbers, runs);
+  for (int** numbers : {&c.draws, &c.best, &c.tried, &in.moving}) arena.place(*numbers, runs);
   arena.place(c.candidates, runs * c.trials);
   arena.place(c.seeds, clusters);
   for (float*& distances : c.distances) arena.place(distances, rows * c.trials);
@@ -77,7 +77,7 @@ void place(Arena& arena, Clustering& c, Inputs& in) {
   arena.place(c.starts, clusters + 1);
   arena.place(c.own_distances, rows);
   arena.place(c.shifts, clusters * mean_blocks(c.dim));
-  arena.place(c.totals, runs);
+  arena.place(c.states, runs);
   arena.place(in.sort_memory, static_cast<std::int64_t>(sort_bytes(rows)));
 }
 
@@ -102,12 +102,25 @@ bool have_one_shape(const ClusterTask& a, const ClusterTask& b) {
          a.options.max_iterations == b.options.max_iterations && a.options.restarts == b.options.restarts;
 }
 
-bool fits(const ClusterTask& task, int sets) {
+/// Bytes of so many tasks side by side.
+std::size_t bytes_of(const ClusterTask& task, int sets) {
   Clustering c = shape_of(task, sets);
   Inputs in;
   Arena arena;
   place(arena, c, in);
-  return arena.bytes() <= kBatchBytes && c.runs * c.count <= kBatchRows;
+  return arena.bytes();
+}
+
+/// How many of the tasks have one shape and at most kBatchBytes and kBatchRows together, or 1.
+int batch_size(std::span<const ClusterTask> tasks) {
+  int sets = 1;
+  while (sets < static_cast<int>(tasks.size()) &&
+         have_one_shape(tasks.front(), tasks[static_cast<std::size_t>(sets)])) {
+    const Clustering more = shape_of(tasks.front(), sets + 1);
+    if (more.runs * more.count > kBatchRows || bytes_of(tasks.front(), sets + 1) > kBatchBytes) break;
+    ++sets;
+  }
+  return sets;
 }
 
 /// Runs of tasks of one shape.
@@ -162,23 +175,21 @@ class Batch {
     const auto runs = static_cast<std::size_t>(c_.runs);
     results_.assign(runs, {});
     std::vector<int> moving(runs, 1);
-    check(cudaMemsetAsync(c_.repaired, 0, runs * sizeof(int), context_.stream()), kWhat);
+    check(cudaMemsetAsync(c_.states, 0, runs * sizeof(RunState), context_.stream()), kWhat);
+    upload(in_.moving, std::span<const int>(moving));
     int from = 0;
-    for (int i = 0; i < tasks_.front().options.max_iterations; ++i, from = 1 - from) {
-      upload(in_.moving, std::span<const int>(moving));
+    std::size_t left = runs;
+    for (int i = 0; i < tasks_.front().options.max_iterations && left > 0; ++i, from = 1 - from) {
       step(from);
-      const std::vector<double> shifts = context_.download(c_.totals, runs, kWhat);
-      bool any = false;
+      const std::size_t before = left;
       for (std::size_t r = 0; r < runs; ++r) {
         if (moving[r] == 0) continue;
         ++results_[r].iterations;
-        moving[r] = shifts[r] > still_[r / static_cast<std::size_t>(c_.runs_of_set)] ? 1 : 0;
-        any = any || moving[r] != 0;
+        if (states_[r].total > still_[r / static_cast<std::size_t>(c_.runs_of_set)]) continue;
+        moving[r] = 0;
+        --left;
       }
-      if (!any) {
-        from = 1 - from;
-        break;
-      }
+      if (left < before) upload(in_.moving, std::span<const int>(moving));
     }
     upload(in_.moving, std::span<const int>(std::vector<int>(runs, 1)));
     assign_rows(c_, from, context_.stream());
@@ -232,29 +243,32 @@ class Batch {
     assign_rows(c_, from, context_.stream());
     sort_rows();
     move_to_means(c_, from, context_.stream());
-    check(cudaGetLastError(), kWhat);
-    const std::vector<int> empty = context_.download(c_.empty, static_cast<std::size_t>(c_.runs), kWhat);
-    if (std::all_of(empty.begin(), empty.end(), [](int count) { return count == 0; })) return;
+    read_states();
+    if (std::all_of(states_.begin(), states_.end(), [](const RunState& run) { return run.empty == 0; })) return;
     repair_empty(c_, from, context_.stream());
     sort_rows();
     move_to_means(c_, from, context_.stream());
+    read_states();
+  }
+
+  void read_states() {
+    check(cudaGetLastError(), kWhat);
+    states_ = context_.download_soon(c_.states, static_cast<std::size_t>(c_.runs), kWhat);
   }
 
   std::vector<KMeansResult> take_best(int from) {
     const auto runs = static_cast<std::size_t>(c_.runs), clusters = static_cast<std::size_t>(c_.clusters),
                size = clusters * static_cast<std::size_t>(c_.dim), count = static_cast<std::size_t>(c_.count),
                each = static_cast<std::size_t>(c_.runs_of_set);
-    check(cudaGetLastError(), kWhat);
-    const std::vector<double> inertia = context_.download(c_.totals, runs, kWhat);
-    const std::vector<int> repaired = context_.download(c_.repaired, runs, kWhat);
+    read_states();
     std::vector<KMeansResult> best;
     for (std::size_t first = 0; first < runs; first += each) {
       std::size_t r = first;
       for (std::size_t other = first + 1; other < first + each; ++other)
-        if (inertia[other] < inertia[r]) r = other;
+        if (states_[other].total < states_[r].total) r = other;
       KMeansResult result = std::move(results_[r]);
-      result.inertia = inertia[r];
-      result.repaired = repaired[r];
+      result.inertia = states_[r].total;
+      result.repaired = states_[r].repaired;
       result.centroids = context_.download(c_.centroids[from] + r * size, size, kWhat);
       for (const std::uint32_t key : context_.download(c_.keys + r * count, count, kWhat))
         result.assignment.push_back(static_cast<std::int32_t>(key - r * clusters));
@@ -268,6 +282,7 @@ class Batch {
   Clustering c_;
   Inputs in_;
   std::vector<double> still_;  ///< of each set: a run ends when its centroids move less
+  std::vector<RunState> states_;
   std::vector<KMeansResult> results_;
 };
 
@@ -281,25 +296,20 @@ std::vector<KMeansResult> kmeans(Context& context, std::span<const ClusterTask> 
   std::vector<KMeansResult> results;
   while (results.size() < tasks.size()) {
     const std::span<const ClusterTask> rest = tasks.subspan(results.size());
-    std::size_t sets = 1;
-    while (sets < rest.size() && have_one_shape(rest.front(), rest[sets]) &&
-           fits(rest.front(), static_cast<int>(sets) + 1))
-      ++sets;
-    const auto run_on_host = [&] {
-      const auto found = host.kmeans(rest.first(sets));
-      results.insert(results.end(), found.begin(), found.end());
-    };
-    const Clustering shape = shape_of(rest.front(), 1);
-    if (shape.dim > kMostClusterDim || shape.runs * shape.count > kBatchRows) {
-      run_on_host();
-      continue;
+    std::vector<KMeansResult> found;
+    if (const Clustering shape = shape_of(rest.front(), 1);
+        shape.dim > kMostClusterDim || shape.runs * shape.count > kBatchRows) {
+      found = host.kmeans(rest.first(1));
+    } else {
+      int sets = batch_size(rest);
+      const auto bytes = [&] { return static_cast<std::int64_t>(bytes_of(rest.front(), sets)); };
+      const Claim claim(context.lane, {static_cast<std::int64_t>(bytes_of(rest.front(), 1)), bytes(), kWhat});
+      while (sets > 1 && bytes() > claim.bytes()) --sets;
+      const std::span<const ClusterTask> own = rest.first(static_cast<std::size_t>(sets));
+      Batch batch(context, own);
+      found = batch.prepare() ? batch.run() : host.kmeans(own);
     }
-    Batch batch(context, rest.first(sets));
-    if (!batch.prepare()) {
-      run_on_host();
-      continue;
-    }
-    for (KMeansResult& result : batch.run()) results.push_back(std::move(result));
+    for (KMeansResult& result : found) results.push_back(std::move(result));
   }
   return results;
 }
@@ -316,6 +326,8 @@ std::vector<float> sorted(Context& context, std::vector<float> numbers) {
     arena.place(memory, static_cast<std::int64_t>(sort_bytes(count)));
   };
   place_all(sizes);
+  const auto bytes = static_cast<std::int64_t>(sizes.bytes());
+  const Claim claim(context.lane, {bytes, bytes, "sort"});
   Arena arena(context.clusters.room<std::byte>(sizes.bytes(), "sort"));
   place_all(arena);
   context.upload_rows(reinterpret_cast<std::byte*>(from), reinterpret_cast<const std::byte*>(numbers.data()),

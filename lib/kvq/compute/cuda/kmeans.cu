@@ -311,7 +311,7 @@ struct Smallest {
   }
 };
 
-constexpr int kThreads = 512, kStages = 3;
+constexpr int kThreads = 256, kStages = 3;
 constexpr int kRowBytes = kChannelTile * 2;
 constexpr int kRowTileBytes = kRowTile * kRowBytes, kCentroidTileBytes = kCentroidTile * kRowBytes;
 /// Chunks of channels of a row tile that stay in shared memory; of longer rows each chunk is read for each tile of
@@ -350,7 +350,7 @@ __device__ __forceinline__ float score_error(float2 row, float2 reach, int dim) 
 }
 
 /// A block has kRowTile rows of a run and all centroids, a tile at a time; a warp 32 rows and half of the tile.
-__global__ void __launch_bounds__(kThreads, 1) nearest_two_kernel(Clustering c) {
+__global__ void __launch_bounds__(kThreads, 2) nearest_two_kernel(Clustering c) {
   extern __shared__ uint4 tiles[];
   const int run = static_cast<int>(blockIdx.y), set = run / c.runs_of_set;
   if (!c.moving[run]) return;
@@ -576,7 +576,7 @@ __global__ void starts_kernel(Clustering c) {
   };
   const std::int64_t start = first_from(key);
   c.starts[key] = static_cast<std::int32_t>(start);
-  if (key < clusters && (start == rows || c.sorted_keys[start] != key)) atomicAdd(c.empty + key / c.clusters, 1);
+  if (key < clusters && (start == rows || c.sorted_keys[start] != key)) atomicAdd(&c.states[key / c.clusters].empty, 1);
 }
 
 /// A block has one cluster, and kMeanChannels channels of it: threadIdx.y is the piece of rows.
@@ -593,7 +593,7 @@ __global__ void means_kernel(Clustering c, int from) {
     const std::int64_t first = piece + std::int64_t{slot} * kPieceRows, last = min(first + kPieceRows, end);
     double sum = 0.0;
     if (used)
-#pragma unroll 8
+#pragma unroll 16
       for (std::int64_t i = first; i < last; ++i) sum += double{rows[std::int64_t{c.order[i]} * c.dim + j]};
     sums[slot][x] = sum;
     __syncthreads();
@@ -619,13 +619,13 @@ __global__ void means_kernel(Clustering c, int from) {
   }
 }
 
-/// totals[run] = the sum of `count` numbers of each run, in one order.
-__global__ void totals_kernel(const double* numbers, std::int64_t count, double* totals) {
+/// The sum of `count` numbers of each run, in one order.
+__global__ void totals_kernel(const double* numbers, std::int64_t count, RunState* states) {
   __shared__ double memory[32];
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += numbers[blockIdx.x * count + i];
   sum = sum_of_block(sum, memory);
-  if (threadIdx.x == 0) totals[blockIdx.x] = sum;
+  if (threadIdx.x == 0) states[blockIdx.x].total = sum;
 }
 
 /// Eight lanes have one row.
@@ -643,7 +643,7 @@ __global__ void repair_kernel(Clustering c) {
   __shared__ double distances[32];
   __shared__ std::int64_t rows[32];
   const std::int64_t run = blockIdx.x, first = run * c.count;
-  if (c.empty[run] == 0 || !c.moving[run]) return;
+  if (c.states[run].empty == 0 || !c.moving[run]) return;
   for (int k = 0; k < c.clusters; ++k) {
     const std::int64_t cluster = run * c.clusters + k;
     if (c.starts[cluster + 1] > c.starts[cluster]) continue;
@@ -666,7 +666,7 @@ __global__ void repair_kernel(Clustering c) {
     if (threadIdx.x == 0) {
       c.own_distances[first + farthest] = 0.0;
       c.keys[first + farthest] = static_cast<std::uint32_t>(cluster);
-      c.repaired[run] += 1;
+      c.states[run].repaired += 1;
     }
     __syncthreads();
   }
@@ -726,7 +726,7 @@ void assign_rows(const Clustering& c, int from, CUstream_st* stream) {
 }
 
 void find_starts(const Clustering& c, CUstream_st* stream) {
-  cudaMemsetAsync(c.empty, 0, static_cast<std::size_t>(c.runs) * sizeof(int), stream);
+  cudaMemset2DAsync(&c.states->empty, sizeof(RunState), 0, sizeof(int), static_cast<std::size_t>(c.runs), stream);
   starts_kernel<<<blocks_of(std::int64_t{c.runs} * c.clusters + 1, 256), 256, 0, stream>>>(c);
 }
 
@@ -738,12 +738,12 @@ void repair_empty(const Clustering& c, int from, CUstream_st* stream) {
 void move_to_means(const Clustering& c, int from, CUstream_st* stream) {
   const auto runs = static_cast<unsigned>(c.runs);
   means_kernel<<<dim3(static_cast<unsigned>(c.clusters), runs, mean_blocks(c)), mean_threads(c), 0, stream>>>(c, from);
-  totals_kernel<<<runs, 1024, 0, stream>>>(c.shifts, std::int64_t{c.clusters} * mean_blocks(c), c.totals);
+  totals_kernel<<<runs, 1024, 0, stream>>>(c.shifts, std::int64_t{c.clusters} * mean_blocks(c), c.states);
 }
 
 void add_distances(const Clustering& c, int from, CUstream_st* stream) {
   distances_kernel<<<blocks_of(c.runs * c.count, 32), 256, 0, stream>>>(c, from);
-  totals_kernel<<<static_cast<unsigned>(c.runs), 1024, 0, stream>>>(c.own_distances, c.count, c.totals);
+  totals_kernel<<<static_cast<unsigned>(c.runs), 1024, 0, stream>>>(c.own_distances, c.count, c.states);
 }
 
 void count_up(std::int32_t* values, std::int64_t count, std::int64_t period, CUstream_st* stream) {

@@ -13,13 +13,20 @@ namespace kvq::cuda {
 /// Channels are padded to a multiple of this.
 inline constexpr int kChannelTile = 64;
 /// Rows, and centroids, that a block of nearest_two() compares at a time.
-inline constexpr int kRowTile = 256, kCentroidTile = 128;
+inline constexpr int kRowTile = 128, kCentroidTile = 128;
 /// Rows whose distances seeding sums together.
 inline constexpr int kSeedRows = 128;
 /// Rows that seeding compares for each seed: 2 + floor(ln 4096).
 inline constexpr int kMostTrials = 10;
 /// Most channels that fit into shared memory with kMostTrials rows.
 inline constexpr int kMostClusterDim = 4096;
+
+/// What the host reads of a run after each step.
+struct RunState {
+  double total;  ///< sum of Clustering::shifts, or of Clustering::own_distances
+  int empty;     ///< clusters without rows
+  int repaired;  ///< clusters that were given a row, so far
+};
 
 /// A row that nearest_two() leaves open.
 struct OpenRow {
@@ -67,11 +74,9 @@ struct Clustering {
   const std::uint32_t* sorted_keys = nullptr;  ///< [runs * count] ascending
   const std::int32_t* order = nullptr;  ///< [runs * count] row in its set of each sorted key, ascending in a cluster
   std::int32_t* starts = nullptr;       ///< [runs * clusters + 1] first sorted key of each cluster
-  int* empty = nullptr;                 ///< [runs] clusters without rows
-  int* repaired = nullptr;              ///< [runs] clusters that were given a row, so far
   double* own_distances = nullptr;      ///< [runs, count] |row - its centroid|^2, unscaled
   double* shifts = nullptr;             ///< [runs, clusters] |new - old centroid|^2, unscaled
-  double* totals = nullptr;             ///< [runs] sum of `shifts`, or of `own_distances`
+  RunState* states = nullptr;           ///< [runs]
 
   KVQ_HD std::int64_t seed_blocks() const { return (count + kSeedRows - 1) / kSeedRows; }
 };
@@ -86,13 +91,13 @@ void choose_seeds(const Clustering& clustering, CUstream_st* stream);
 
 /// keys, from the centroids[from]. Equals a search in double, the lowest of equal centroids.
 void assign_rows(const Clustering& clustering, int from, CUstream_st* stream);
-/// starts and empty, from sorted_keys.
+/// starts and states.empty, from sorted_keys.
 void find_starts(const Clustering& clustering, CUstream_st* stream);
 /// Gives empty clusters the rows that are farthest from their centroids[from], as kvq::kmeans().
 void repair_empty(const Clustering& clustering, int from, CUstream_st* stream);
-/// centroids[1 - from] = the mean of each cluster's rows, or centroids[from]; shifts; totals.
+/// centroids[1 - from] = the mean of each cluster's rows, or centroids[from]; shifts; states.total.
 void move_to_means(const Clustering& clustering, int from, CUstream_st* stream);
-/// own_distances and totals, from centroids[from].
+/// own_distances and states.total, from centroids[from].
 void add_distances(const Clustering& clustering, int from, CUstream_st* stream);
 
 /// Bytes that the sorts need for so many numbers.

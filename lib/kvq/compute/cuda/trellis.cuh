@@ -1,0 +1,238 @@
+#pragma once
+
+#include <kvq/compute/cuda/coded_groups.cuh>
+
+#include <math_constants.h>
+
+// TrellisGroup's search by a warp. Trellises that trellis_taps() makes by default have 16 or 64 states: for them the
+// number of states and branches is a constant, a lane has the values of its windows in registers, the costs of the
+// states that a lane starts from are neighbors in memory, and survivors are in shared memory. Other trellises, and
+// groups that are too long, are searched by loops over states, with survivors in global memory.
+
+namespace kvq::cuda {
+
+/// Memory of one warp that searches a trellis.
+struct TrellisMemory {
+  float* y;              ///< [count] channels with the scale left out, then the decoded values
+  float* costs;          ///< [2, kMostStates]
+  std::uint8_t* nearby;  ///< [steps, 32] survivors in shared memory, if there is room
+  std::uint8_t* oldest;  ///< [steps, states] survivors in global memory, if a trellis needs them
+
+  /// [states] after an even or odd number of steps.
+  __device__ __forceinline__ float* cost(int steps) const { return costs + (steps & 1) * kMostStates; }
+};
+
+/// A search of which the compiler knows the trellis.
+template <int kBits, int kMemory>
+struct KnownTrellis {
+  static constexpr int kBranches = 1 << kBits, kStates = 1 << (kBits * kMemory), kGroups = kStates / kBranches;
+  static constexpr int kOwn = kStates > 32 ? kStates / 32 : 1;    ///< states of a lane, which start from the same ones
+  static constexpr int kParts = kStates < 32 ? 32 / kStates : 1;  ///< lanes that divide the branches of a state
+  static constexpr int kTried = kBranches / kParts;
+  static_assert(kBits * kOwn <= 8 && kBranches % kOwn == 0 && kGroups % kOwn == 0 && kTried % 4 == 0);
+
+  const TrellisMemory& memory;
+  int lane, state, part;       ///< the lane's first state, and its part of the branches
+  float values[kOwn][kTried];  ///< of the lane's windows
+
+  __device__ __forceinline__ KnownTrellis(const TrellisMemory& memory, const float* table, int lane)
+      : memory(memory), lane(lane), state(kParts > 1 ? lane % kStates : lane * kOwn), part(lane / kStates) {
+    if (kParts == 1) part = 0;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own)
+#pragma unroll
+      for (int p = 0; p < kTried; ++p) values[own][p] = table[state + own + (part * kTried + p) * kStates];
+  }
+
+  /// Where the cost of a state is. The states that lead to one group of states are neighbors.
+  static __device__ __forceinline__ int place(int state) { return state % kGroups * kBranches + state / kGroups; }
+  __device__ __forceinline__ int dropped(int step, int of_state) const {
+    const int codes = memory.nearby[step * 32 + of_state / kOwn];
+    return codes >> (of_state % kOwn * kBits) & (kBranches - 1);
+  }
+  __device__ __forceinline__ int step_back(int step, int of_state) const {
+    return of_state >> kBits | dropped(step, of_state) << (kBits * (kMemory - 1));
+  }
+
+  /// One step, from the costs that lead to the lane's states.
+  /// @param to  costs after the step, from the place of the lane's first state on
+  __device__ __forceinline__ void step(float channel, const float4* from, float* to, std::uint8_t* survivors) const {
+    float best[kOwn];
+    int code[kOwn];
+#pragma unroll
+    for (int four = 0; four < kTried / 4; ++four) {
+      const float4 costs = from[four];
+      const float start[4] = {costs.x, costs.y, costs.z, costs.w};
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int p = four * 4 + j;
+          const float e = channel - values[own][p], reached = start[j] + e * e;
+          const bool better = p == 0 || reached < best[own];
+          best[own] = better ? reached : best[own];
+          code[own] = better ? part * kTried + p : code[own];
+        }
+    }
+    // Of equal costs the lower code.
+#pragma unroll
+    for (int step = kStates; step < 32; step *= 2) {
+      const float other = __shfl_xor_sync(kAll, best[0], step);
+      const int other_code = __shfl_xor_sync(kAll, code[0], step);
+      const bool better = other < best[0] || (other == best[0] && other_code < code[0]);
+      best[0] = better ? other : best[0], code[0] = better ? other_code : code[0];
+    }
+    int codes = code[0];
+#pragma unroll
+    for (int own = 1; own < kOwn; ++own) codes |= code[own] << (own * kBits);
+    if (part == 0) {
+      *survivors = static_cast<std::uint8_t>(codes);
+#pragma unroll
+      for (int own = 0; own < kOwn; ++own) to[own * kBranches] = best[own];  // place(state + own)
+    }
+    __syncwarp();
+  }
+
+  /// Steps [first, first + count) for channels y.
+  __device__ __forceinline__ void run(const float* y, int count, int first) const {
+    const auto leading = [&](int steps) {
+      return reinterpret_cast<const float4*>(memory.cost(steps) + (state >> kBits) * kBranches) + part * (kTried / 4);
+    };
+    const float4 *even = leading(first), *odd = leading(first + 1);
+    float *to_even = memory.cost(first) + place(state), *to_odd = memory.cost(first + 1) + place(state);
+    std::uint8_t* survivors = memory.nearby + first * 32 + lane;
+#pragma unroll 1
+    for (int i = 0; i + 1 < count; i += 2, survivors += 64) {
+      step(y[i], even, to_odd, survivors);
+      step(y[i + 1], odd, to_even, survivors + 32);
+    }
+    if (count % 2 != 0) step(y[count - 1], even, to_odd, survivors);
+  }
+
+  /// The codes of the channels, in memory.nearby[i * 32]. @param y  [count]
+  __device__ __forceinline__ void search(int count) const {
+    // The state at the seam, by a run over the last channels and then the first ones.
+    const int length = min(count, kSeamLength);
+    for (int z = lane; z < kStates; z += 32) memory.cost(0)[z] = 0.0f;
+    __syncwarp();
+    run(memory.y + count - length, length, 0);
+    run(memory.y, length, length);
+    float cost = CUDART_INF_F;
+    int seam = kStates;
+    for (int z = lane; z < kStates; z += 32)
+      if (const float own = memory.cost(0)[place(z)]; own < cost || seam == kStates) cost = own, seam = z;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      const float other = __shfl_xor_sync(kAll, cost, step);
+      const int other_seam = __shfl_xor_sync(kAll, seam, step);
+      if (other_seam < kStates && (seam == kStates || other < cost || (other == cost && other_seam < seam)))
+        cost = other, seam = other_seam;
+    }
+    if (lane == 0)
+      for (int i = 2 * length; i-- > length;) seam = step_back(i, seam);
+    seam = __shfl_sync(kAll, seam, 0);
+    for (int z = lane; z < kStates; z += 32) memory.cost(0)[place(z)] = z == seam ? 0.0f : CUDART_INF_F;
+    __syncwarp();
+    run(memory.y, count, 0);
+    if (lane == 0)
+      for (int i = count; i-- > 0;) {
+        const int code = seam & (kBranches - 1);
+        seam = step_back(i, seam);
+        memory.nearby[i * 32] = static_cast<std::uint8_t>(code);
+      }
+    __syncwarp();
+  }
+};
+
+/// One Viterbi step: `to` from `from`. All lanes call it.
+__device__ __forceinline__ void trellis_step(const CodedGroup& group, float y, const float* from, float* to,
+                                             std::uint8_t* oldest, int lane) {
+  const int branches = 1 << group.bits, states = 1 << (group.bits * group.memory);
+  for (int state = lane; state < states; state += 32) {
+    float best = 0.0f;
+    int code = 0;
+    for (int p = 0; p < branches; ++p) {
+      const int window = state + p * states;
+      const float e = y - group.table[window], reached = from[window >> group.bits] + e * e;
+      if (p == 0 || reached < best) best = reached, code = p;
+    }
+    to[state] = best;
+    oldest[state] = static_cast<std::uint8_t>(code);
+  }
+  __syncwarp();
+}
+
+/// The codes of the channels, in memory.oldest[i * states].
+__device__ __forceinline__ void search_any(const CodedGroup& group, const TrellisMemory& memory, int lane) {
+  const int bits = group.bits, count = group.count, states = 1 << (bits * group.memory);
+  const auto step_back = [&](int state, const std::uint8_t* oldest) {
+    return state >> bits | static_cast<int>(oldest[state]) << (bits * (group.memory - 1));
+  };
+  // As KnownTrellis::search().
+  const int length = min(count, kSeamLength);
+  for (int z = lane; z < states; z += 32) memory.cost(0)[z] = 0.0f;
+  __syncwarp();
+  for (int i = 0; i < 2 * length; ++i)
+    trellis_step(group, i < length ? memory.y[count - length + i] : memory.y[i - length], memory.cost(i),
+                 memory.cost(i + 1), memory.oldest + i * states, lane);
+  int seam = 0;
+  if (lane == 0) {
+    const float* cost = memory.cost(0);  // after an even number of steps
+    for (int z = 1; z < states; ++z)
+      if (cost[z] < cost[seam]) seam = z;
+    for (int i = 2 * length; i-- > length;) seam = step_back(seam, memory.oldest + i * states);
+  }
+  seam = __shfl_sync(kAll, seam, 0);
+  __syncwarp();
+  for (int z = lane; z < states; z += 32) memory.cost(0)[z] = z == seam ? 0.0f : CUDART_INF_F;
+  __syncwarp();
+  for (int i = 0; i < count; ++i)
+    trellis_step(group, memory.y[i], memory.cost(i), memory.cost(i + 1), memory.oldest + i * states, lane);
+  if (lane == 0)
+    for (int i = count; i-- > 0;) {
+      const int code = seam & ((1 << bits) - 1);
+      seam = step_back(seam, memory.oldest + i * states);
+      memory.oldest[i * states] = static_cast<std::uint8_t>(code);
+    }
+  __syncwarp();
+}
+
+/// All lanes call it. x becomes quantized.
+__device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, const TrellisMemory& memory, int lane) {
+  const OneWarp team{lane};
+  const int bits = group.bits, count = group.count;
+  const float e = energy(team, x, count), d = first_scale(group.type, e, count);
+  if (d == 0.0f) {  // the scale is 0, whatever the codes
+    for (int i = lane; i < count; i += 32) x[i] = 0.0f;
+    __syncwarp();
+    return;
+  }
+  for (int i = lane; i < count; i += 32) memory.y[i] = x[i] / d;
+  __syncwarp();
+  const std::uint8_t* codes = memory.nearby;
+  int stride = 32;
+  if (memory.nearby == nullptr || !is_known_trellis(bits, group.memory)) {
+    search_any(group, memory, lane);
+    codes = memory.oldest, stride = 1 << (bits * group.memory);
+  } else if (bits == 2) {
+    KnownTrellis<2, 3>(memory, group.table, lane).search(count);
+  } else if (bits == 3) {
+    KnownTrellis<3, 2>(memory, group.table, lane).search(count);
+  } else {
+    KnownTrellis<4, 1>(memory, group.table, lane).search(count);
+  }
+  // Each value is that of a window of codes, which goes around the end.
+  for (int i = lane; i < count; i += 32) {
+    int window = 0;
+    for (int back = group.memory; back >= 0; --back)
+      window = window << bits | codes[(i >= back ? i - back : i - back + count) * stride];
+    memory.y[i] = group.table[window];
+  }
+  __syncwarp();
+  const float scale = stored_scale(team, group, x, [&](int i) { return memory.y[i]; }, e, d);
+  __syncwarp();
+  for (int i = lane; i < count; i += 32) x[i] = memory.y[i] * scale;
+  __syncwarp();
+}
+
+}  // namespace kvq::cuda
