@@ -23,28 +23,33 @@ __device__ __forceinline__ float magnitude_of_rank(const float* x, int dim, int 
 }
 
 /// Shared memory of a warp, in floats: whole numbers of 16 bytes.
-__host__ __device__ constexpr int warp_floats(int dim, bool trellis) {
-  return ((trellis ? 2 * kMostStates + nearby_bytes(dim) / 4 + dim : 0) + dim + 3) / 4 * 4;
+__host__ __device__ constexpr int warp_floats(int dim, bool trellis, int states) {
+  return ((trellis ? 2 * states + nearby_bytes(dim) / 4 + dim : 0) + dim + 3) / 4 * 4;
 }
+/// Most states of a trellis.
+__host__ __device__ constexpr int most_states(bool survivors) { return survivors ? kMostStates : kKnownStates; }
 
 /// Grid: [warps that take rows in turn, tasks].
 template <bool kTrellis>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, kTrellis ? 5 : 9)
     code_rows_kernel(const CodedRows* tasks, std::uint8_t* survivors, int* failed) {
   extern __shared__ float memory[];
   const CodedRows& task = tasks[blockIdx.y];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5, dim = task.dim;
-  float* own = memory + warp * warp_floats(dim, kTrellis);
-  float* x = own + (kTrellis ? 2 * kMostStates : 0);
+  const int states = most_states(survivors != nullptr);
+  float* own = memory + warp * warp_floats(dim, kTrellis, states);
+  float* x = own + (kTrellis ? 2 * states : 0);
   TrellisMemory trellis = {};
   if (kTrellis) {
-    trellis.costs = own;
+    trellis.costs = own, trellis.states = states;
     trellis.y = x + dim;
     if (nearby_bytes(dim) > 0) trellis.nearby = reinterpret_cast<std::uint8_t*>(trellis.y + dim);
     if (survivors)
       trellis.oldest =
           survivors + (std::size_t{blockIdx.y * gridDim.x + blockIdx.x} * kWarps + warp) * survivor_bytes(dim);
   }
+  int coded = 0;  // channels that are in a group
+  for (int g = 0; g < task.num_groups; ++g) coded += task.groups[g].count;
   for (int row = static_cast<int>(blockIdx.x) * kWarps + warp; row < task.count;
        row += static_cast<int>(gridDim.x) * kWarps) {
     const float* from = task.rows + std::int64_t{row} * dim;
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(32 * kWarps)
           if (task.groups[g].kind == CodedGroup::Kind::trellis)
             code_trellis(task.groups[g], x + task.groups[g].first, trellis, lane);
       // Channels of no group.
-      for (int i = lane; i < dim; i += 32) {
+      for (int i = lane; i < dim && coded < dim; i += 32) {
         bool is_coded = false;
         for (int g = 0; g < task.num_groups && !is_coded; ++g)
           is_coded = i >= task.groups[g].first && i < task.groups[g].first + task.groups[g].count;
@@ -182,7 +187,8 @@ int divide(int a, int b) { return (a + b - 1) / b; }
 
 void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, std::uint8_t* survivors,
                int* failed, CUstream_st* stream) {
-  const int bytes = kWarps * warp_floats(dim, trellis) * static_cast<int>(sizeof(float));
+  const int bytes =
+      kWarps * warp_floats(dim, trellis, most_states(survivors != nullptr)) * static_cast<int>(sizeof(float));
   const auto kernel = trellis ? code_rows_kernel<true> : code_rows_kernel<false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int blocks = divide(most_rows, kWarps), most_blocks = kTrellisWarps / kWarps;

@@ -73,6 +73,12 @@ struct OneWarp {
 
   template <typename F>
   __device__ __forceinline__ float sum(int count, F f) const {
+    if (count == 128) {  // the most frequent one: neighbors in one lane
+      float sum = (f(4 * lane) + f(4 * lane + 1)) + (f(4 * lane + 2) + f(4 * lane + 3));
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) sum = sum + __shfl_xor_sync(kAll, sum, step);
+      return sum;
+    }
     int width = 1;
     while (width < count && width < 32) width *= 2;
     const float all = tree_sum((count + 31) / 32, [&](int chunk) {

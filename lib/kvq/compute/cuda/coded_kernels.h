@@ -49,10 +49,10 @@ constexpr int kMostStates = 256, kSeamLength = 32;
 KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
   return (bits == 2 && memory == 3) || (bits == 3 && memory == 2) || (bits == 4 && memory == 1);
 }
-constexpr int kMostNearby = 256;
+constexpr int kMostNearby = 256, kKnownStates = 64;
 /// Bytes of shared memory of one warp.
 KVQ_HD constexpr int nearby_bytes(int dim) {
-  return dim > kMostNearby ? 0 : (dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * 32;
+  return dim > kMostNearby ? 0 : (dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * kKnownStates;
 }
 KVQ_HD constexpr bool needs_survivors(int bits, int memory, int dim) {
   return dim > kMostNearby || !is_known_trellis(bits, memory);

@@ -14,12 +14,13 @@ namespace kvq::cuda {
 /// Memory of one warp that searches a trellis.
 struct TrellisMemory {
   float* y;              ///< [count] channels with the scale left out, then the decoded values
-  float* costs;          ///< [2, kMostStates]
-  std::uint8_t* nearby;  ///< [steps, 32] survivors in shared memory, if there is room
+  float* costs;          ///< [2, states]
+  int states;            ///< most states of a trellis here
+  std::uint8_t* nearby;  ///< [steps, kKnownStates] in shared memory, if there is room: the state before each state
   std::uint8_t* oldest;  ///< [steps, states] survivors in global memory, if a trellis needs them
 
   /// [states] after an even or odd number of steps.
-  __device__ __forceinline__ float* cost(int steps) const { return costs + (steps & 1) * kMostStates; }
+  __device__ __forceinline__ float* cost(int steps) const { return costs + (steps & 1) * states; }
 };
 
 /// A search of which the compiler knows the trellis.
@@ -29,15 +30,19 @@ struct KnownTrellis {
   static constexpr int kOwn = kStates > 32 ? kStates / 32 : 1;    ///< states of a lane, which start from the same ones
   static constexpr int kParts = kStates < 32 ? 32 / kStates : 1;  ///< lanes that divide the branches of a state
   static constexpr int kTried = kBranches / kParts;
-  static_assert(kBits * kOwn <= 8 && kBranches % kOwn == 0 && kGroups % kOwn == 0 && kTried % 4 == 0);
+  static_assert(kStates <= kKnownStates && kOwn <= 2 && kBranches % kOwn == 0 && kGroups % kOwn == 0);
+  static_assert(kTried % 4 == 0);
+  static constexpr int kOldest = kBits * (kMemory - 1);  ///< where the dropped code is in the state before
 
   const TrellisMemory& memory;
   int lane, state, part;       ///< the lane's first state, and its part of the branches
+  int newest;                  ///< the codes that the lane's states and those before them share, in bytes
   float values[kOwn][kTried];  ///< of the lane's windows
 
   __device__ __forceinline__ KnownTrellis(const TrellisMemory& memory, const float* table, int lane)
       : memory(memory), lane(lane), state(kParts > 1 ? lane % kStates : lane * kOwn), part(lane / kStates) {
     if (kParts == 1) part = 0;
+    newest = (state >> kBits) * (kOwn == 1 ? 1 : 0x101);
 #pragma unroll
     for (int own = 0; own < kOwn; ++own)
 #pragma unroll
@@ -46,19 +51,12 @@ struct KnownTrellis {
 
   /// Where the cost of a state is. The states that lead to one group of states are neighbors.
   static __device__ __forceinline__ int place(int state) { return state % kGroups * kBranches + state / kGroups; }
-  __device__ __forceinline__ int dropped(int step, int of_state) const {
-    const int codes = memory.nearby[step * 32 + of_state / kOwn];
-    return codes >> (of_state % kOwn * kBits) & (kBranches - 1);
-  }
-  __device__ __forceinline__ int step_back(int step, int of_state) const {
-    return of_state >> kBits | dropped(step, of_state) << (kBits * (kMemory - 1));
-  }
 
   /// One step, from the costs that lead to the lane's states.
   /// @param to  costs after the step, from the place of the lane's first state on
   __device__ __forceinline__ void step(float channel, const float4* from, float* to, std::uint8_t* survivors) const {
     float best[kOwn];
-    int code[kOwn];
+    int oldest[kOwn];  // the dropped code, where the state before has it; of the second state in the next byte
 #pragma unroll
     for (int four = 0; four < kTried / 4; ++four) {
       const float4 costs = from[four];
@@ -71,22 +69,22 @@ struct KnownTrellis {
           const float e = channel - values[own][p], reached = start[j] + e * e;
           const bool better = p == 0 || reached < best[own];
           best[own] = better ? reached : best[own];
-          code[own] = better ? part * kTried + p : code[own];
+          oldest[own] = better ? (part * kTried + p) << (kOldest + 8 * own) : oldest[own];
         }
     }
     // Of equal costs the lower code.
 #pragma unroll
     for (int step = kStates; step < 32; step *= 2) {
       const float other = __shfl_xor_sync(kAll, best[0], step);
-      const int other_code = __shfl_xor_sync(kAll, code[0], step);
-      const bool better = other < best[0] || (other == best[0] && other_code < code[0]);
-      best[0] = better ? other : best[0], code[0] = better ? other_code : code[0];
+      const int other_oldest = __shfl_xor_sync(kAll, oldest[0], step);
+      const bool better = other < best[0] || (other == best[0] && other_oldest < oldest[0]);
+      best[0] = better ? other : best[0], oldest[0] = better ? other_oldest : oldest[0];
     }
-    int codes = code[0];
-#pragma unroll
-    for (int own = 1; own < kOwn; ++own) codes |= code[own] << (own * kBits);
     if (part == 0) {
-      *survivors = static_cast<std::uint8_t>(codes);
+      if constexpr (kOwn == 1)
+        *survivors = static_cast<std::uint8_t>(oldest[0] + newest);
+      else
+        *reinterpret_cast<std::uint16_t*>(survivors) = static_cast<std::uint16_t>(oldest[0] + oldest[1] + newest);
 #pragma unroll
       for (int own = 0; own < kOwn; ++own) to[own * kBranches] = best[own];  // place(state + own)
     }
@@ -100,16 +98,16 @@ struct KnownTrellis {
     };
     const float4 *even = leading(first), *odd = leading(first + 1);
     float *to_even = memory.cost(first) + place(state), *to_odd = memory.cost(first + 1) + place(state);
-    std::uint8_t* survivors = memory.nearby + first * 32 + lane;
+    std::uint8_t* survivors = memory.nearby + first * kStates + state;
 #pragma unroll 1
-    for (int i = 0; i + 1 < count; i += 2, survivors += 64) {
+    for (int i = 0; i + 1 < count; i += 2, survivors += 2 * kStates) {
       step(y[i], even, to_odd, survivors);
-      step(y[i + 1], odd, to_even, survivors + 32);
+      step(y[i + 1], odd, to_even, survivors + kStates);
     }
     if (count % 2 != 0) step(y[count - 1], even, to_odd, survivors);
   }
 
-  /// The codes of the channels, in memory.nearby[i * 32]. @param y  [count]
+  /// The codes of the channels, in the lowest bits of memory.nearby[i * kStates].
   __device__ __forceinline__ void search(int count) const {
     // The state at the seam, by a run over the last channels and then the first ones.
     const int length = min(count, kSeamLength);
@@ -129,16 +127,16 @@ struct KnownTrellis {
         cost = other, seam = other_seam;
     }
     if (lane == 0)
-      for (int i = 2 * length; i-- > length;) seam = step_back(i, seam);
+      for (int i = 2 * length; i-- > length;) seam = memory.nearby[i * kStates + seam];
     seam = __shfl_sync(kAll, seam, 0);
     for (int z = lane; z < kStates; z += 32) memory.cost(0)[place(z)] = z == seam ? 0.0f : CUDART_INF_F;
     __syncwarp();
     run(memory.y, count, 0);
     if (lane == 0)
       for (int i = count; i-- > 0;) {
-        const int code = seam & (kBranches - 1);
-        seam = step_back(i, seam);
-        memory.nearby[i * 32] = static_cast<std::uint8_t>(code);
+        const int before = memory.nearby[i * kStates + seam];
+        memory.nearby[i * kStates] = static_cast<std::uint8_t>(seam);
+        seam = before;
       }
     __syncwarp();
   }
@@ -210,10 +208,10 @@ __device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, 
   for (int i = lane; i < count; i += 32) memory.y[i] = x[i] / d;
   __syncwarp();
   const std::uint8_t* codes = memory.nearby;
-  int stride = 32;
+  const int stride = 1 << (bits * group.memory);
   if (memory.nearby == nullptr || !is_known_trellis(bits, group.memory)) {
     search_any(group, memory, lane);
-    codes = memory.oldest, stride = 1 << (bits * group.memory);
+    codes = memory.oldest;
   } else if (bits == 2) {
     KnownTrellis<2, 3>(memory, group.table, lane).search(count);
   } else if (bits == 3) {
@@ -225,7 +223,7 @@ __device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, 
   for (int i = lane; i < count; i += 32) {
     int window = 0;
     for (int back = group.memory; back >= 0; --back)
-      window = window << bits | codes[(i >= back ? i - back : i - back + count) * stride];
+      window = window << bits | (codes[(i >= back ? i - back : i - back + count) * stride] & ((1 << bits) - 1));
     memory.y[i] = group.table[window];
   }
   __syncwarp();
