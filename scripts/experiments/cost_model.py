@@ -5,12 +5,13 @@ Without flags: prints the tables of the page, all numbers from `kvq-calibrate --
 the rate of a core, so that the tables are the same on every machine; 0 measures a core of this one.
 
 With --check: calibrates one synthetic layer of 8192 tokens on this machine, and prints measured seconds beside what
---dry-run says of the same dump, medians of --runs alternating rounds. A machine that others use takes longer than the
-processor seconds, divided by its cores.
+--dry-run says of the same dump, medians of --runs alternating rounds. A machine that others use takes longer than
+the processor time that all cores spend on a run, divided by their number: the last column compares with that.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import resource
 import statistics
@@ -41,14 +42,15 @@ def geometry_words(geometry, tokens):
     return "--geometry", text, "--num-tokens", tokens
 
 
+def two_digits(number):
+    return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
+
+
 def seconds_text(seconds):
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.2g} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+    for below, unit, length in ((1e-3, "us", 1e-6), (1, "ms", 1e-3), (100, "s", 1), (6000, "min", 60)):
+        if seconds < below:
+            return f"{two_digits(seconds / length)} {unit}"
+    return f"{two_digits(seconds / 3600)} h"
 
 
 def row(*cells):
@@ -115,7 +117,7 @@ def check(program, runs, q_heads):
         make = [sys.executable, ROOT / "scripts/make_synthetic_dump.py", dump, "--layers", 1, "--tokens", 8192]
         shape = ["--sequences", 1, "--q-heads", q_heads, "--kv-heads", 8, "--head-dim", 128, "--dtype", "bfloat16"]
         subprocess.run([*map(str, make + shape)], check=True, stdout=subprocess.DEVNULL)
-        header("method", "measured", "of all cores", "--dry-run", "dry run / measured")
+        header("method", "measured", "of all cores", "--dry-run", "to measured", "to processor time")
         for method, flags in METHODS.items():
             words = [dump, "--method", method, *flags, "--device", "cpu", "--output", output]
             measured, predicted = [], []
@@ -124,7 +126,9 @@ def check(program, runs, q_heads):
                 measured.append(timed([program, *words, "--quiet"]))
                 output.unlink()
             medians = *map(statistics.median, zip(*measured, strict=True)), statistics.median(predicted)
-            row(method, *map(seconds_text, medians), f"{medians[2] / medians[0]:.2f}")
+            cores = os.cpu_count()
+            ratios = (medians[2] / medians[0], medians[2] / (medians[1] / cores))
+            row(method, *map(seconds_text, medians), *(f"{ratio:.2f}" for ratio in ratios))
 
 
 def main():

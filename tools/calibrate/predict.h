@@ -35,8 +35,7 @@ PredictedMachine parse_machine(const std::string& text);
 
 /// Estimated time, memory and artifact size of a run.
 struct Prediction {
-  double gemm_gflops =
-      0.0;  ///< single-precision rate of all threads together, measured for a tenth of a second if not given
+  double gemm_gflops = 0.0;  ///< single-precision rate of all threads together, measured now if not given
   int threads = 1;
   double read_bytes = 0.0;     ///< of q, k and v
   double collect_flops = 0.0;  ///< of statistics
