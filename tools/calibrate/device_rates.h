@@ -30,6 +30,10 @@ inline constexpr double kLoadRate = 0.87e9;  ///< bytes a second to read them ag
 /// 128; grows with the cube. 16 threads take 0.53 s for a layer.
 inline constexpr double kBudgetSeconds = 0.53;
 
+/// Layers that are read, and written, side by side, and layers that are decided side by side: each has a thread of its
+/// own, so that reading and deciding divide by these numbers, and searches take turns on so many GPUs.
+inline constexpr double kLayersRead = 1.0, kLayersDecided = 1.0;
+
 /// Processors of the machine that was measured.
 inline constexpr int kCoresBeside = 16;
 

@@ -6,17 +6,13 @@
 #include <kvq/compute/device_bytes.h>
 #include <kvq/compute/device_memory.h>
 #include <kvq/compute/parallel.h>
-#include <kvq/core/error.h>
-#include <kvq/core/text.h>
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/method.h>
 #include <kvq/stats/shards.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cmath>
-#include <map>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -223,15 +219,6 @@ double wanted_device_bytes(const PredictedInput& input, const StatsRequest& requ
   return static_cast<double>(bytes_beside(kMostLanes) + std::max(collect, decide) + (decides_at_once - 1) * decide);
 }
 
-/// 0 for a text that is no number from 1 to `most`.
-template <typename T>
-T number_from_one(const std::string& text, T most) {
-  T value{};
-  const char* const end = text.data() + text.size();
-  const auto [rest, fault] = std::from_chars(text.data(), end, value);
-  return fault == std::errc{} && rest == end && value >= 1 && value <= most ? value : T{};
-}
-
 /// Rate of all threads, and how many there are.
 void set_processors(Prediction& p, const PredictedMachine& machine, int threads) {
   const int here = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -246,139 +233,94 @@ void set_processors(Prediction& p, const PredictedMachine& machine, int threads)
   p.gemm_gflops = measure_gemm_gflops(measured) * p.threads / measured;
 }
 
+/// One layer of a run.
+struct PredictedLayer {
+  double bytes = 0.0, flops = 0.0;  ///< read; of statistics
+  double stats_bytes = 0.0;         ///< written
+  DecisionWork work;
+};
+
+void add_processors_time(Prediction& p, const PredictedLayer& layer, double host_flops, bool joint) {
+  using namespace rates;
+  const double serial = joint ? kSerialShare : 0.0, shared = serial + (1.0 - serial) / p.threads;
+  p.collect_seconds += layer.flops / host_flops + layer.bytes / kReadRate;
+  p.decide_seconds += layer.work.kmeans_flops / host_flops + kSearchSeconds * layer.work.searched_rows / p.threads +
+                      layer.work.code_seconds * shared;
+}
+
+/// @param on_device  seconds of the device with the most heads, for the statistics
+void add_device_time(Prediction& p, const PredictedLayer& layer, double on_device, int devices, double host_flops,
+                     bool joint) {
+  using namespace rates;
+  // The next layer is read, and the last one written, while the device is at this one.
+  p.collect_seconds +=
+      std::max({layer.bytes / kReadRate / kLayersRead, on_device, layer.stats_bytes / kSaveRate / kLayersRead});
+  // Layers that are decided side by side call devices in turn; under a budget there are enough for all devices.
+  const DecisionWork& work = layer.work;
+  const double search = (kDeviceSearchSeconds * work.searched_rows + kEighSeconds * work.matrices) /
+                        std::min<double>(devices, kLayersDecided);
+  const double of_budget =
+      joint ? std::max(kCodeSeconds * work.coded_rows / devices, work.budget_seconds / p.threads) : 0.0;
+  p.decide_seconds +=
+      std::max(layer.stats_bytes / kLoadRate / kLayersDecided, search + of_budget) + work.kmeans_flops / host_flops;
+}
+
+double artifact_bytes(const Options& options, const LayerEntry& entry, double golden_tokens) {
+  const LayerGeometry& g = entry.geometry;
+  const bool exact = std::ranges::find(options.exact_layers, entry.layer) != options.exact_layers.end();
+  double bytes = manifest_bytes(g) + golden_bytes(options, entry, golden_tokens, exact);
+  for (const Side side : kSides)
+    if (!exact && options.side(side).bits != 16) bytes += side_bytes(options, side, g.num_kv_heads, g.dim(side));
+  return bytes;
+}
+
 }  // namespace
-
-PredictedInput input_of(const Dump& dump, const std::vector<LayerEntry>& layers, std::int64_t tokens) {
-  PredictedInput input{.layers = layers, .layer_bytes = {}, .sequences = dump.num_sequences(), .tokens = tokens};
-  for (const LayerEntry& entry : layers) {
-    const LayerGeometry& g = entry.geometry;
-    const std::int64_t numbers = dump.num_tokens() * ((g.num_q_heads + g.num_kv_heads) * g.head_dim +
-                                                      (entry.has_values ? g.num_kv_heads * g.v_head_dim : 0));
-    input.layer_bytes.push_back(dump.layer_bytes(entry.layer));
-    // float16 has the size of bfloat16; only its time on a device differs.
-    if (dump.capture_point() == CapturePoint::pre_rope || input.layer_bytes.back() > 3 * numbers) input.is_bf16 = false;
-  }
-  return input;
-}
-
-PredictedInput input_of_geometry(const std::string& text, std::int64_t tokens) {
-  const auto refuse = [&](const std::string& fault) {
-    throw Error{ErrorKind::usage,
-                fmt::format("--geometry: expected layers=N,q-heads=N,kv-heads=N,head-dim=N, found {}", fault),
-                "v-head-dim=N, window=N and sequences=N may follow"};
-  };
-  std::map<std::string, int> values = {{"layers", 0},     {"q-heads", 0}, {"kv-heads", 0}, {"head-dim", 0},
-                                       {"v-head-dim", 0}, {"window", 0},  {"sequences", 1}};
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size()), equal = std::min(text.find('=', at), end);
-    const auto found = values.find(text.substr(at, equal - at));
-    constexpr int kMost = 1 << 20;
-    int value = 0;
-    if (found == values.end() || equal == end) refuse(printable(text));
-    const char* const last = text.data() + end;
-    if (const auto [rest, fault] = std::from_chars(text.data() + equal + 1, last, value);
-        fault != std::errc{} || rest != last || value < 0 || value > kMost)
-      refuse(printable(text));
-    found->second = value;
-    at = end + 1;
-  }
-  LayerGeometry g{.num_q_heads = values["q-heads"],
-                  .num_kv_heads = values["kv-heads"],
-                  .head_dim = values["head-dim"],
-                  .v_head_dim = values["v-head-dim"] > 0 ? values["v-head-dim"] : values["head-dim"],
-                  .sliding_window = values["window"]};
-  if (values["layers"] < 1 || g.num_q_heads < 1 || g.num_kv_heads < 1 || g.head_dim < 1 || values["sequences"] < 1 ||
-      g.num_q_heads % g.num_kv_heads != 0)
-    refuse(printable(text));
-  PredictedInput input{.layers = {}, .layer_bytes = {}, .sequences = values["sequences"], .tokens = tokens};
-  const std::int64_t channels =
-      std::int64_t{g.num_q_heads + g.num_kv_heads} * g.head_dim + std::int64_t{g.num_kv_heads} * g.v_head_dim;
-  for (int layer = 0; layer < values["layers"]; ++layer) {
-    input.layers.push_back({.layer = layer, .geometry = g});
-    input.layer_bytes.push_back(2 * channels * tokens);
-  }
-  return input;
-}
-
-PredictedMachine parse_machine(const std::string& text) {
-  std::vector<std::string> words;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(':', at), text.size());
-    words.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  const std::size_t size = words.size();
-  if (words[0] == "h200" && size <= 2)
-    if (const int devices = size == 1 ? 1 : number_from_one<int>(words[1], 64); devices > 0)
-      return {.name = text, .devices = devices, .cores = rates::kCoresBeside};
-  if (words[0] == "cpu" && (size == 2 || size == 3)) {
-    const int cores = number_from_one<int>(words[1], 4096);
-    const double gflops = size == 3 ? number_from_one<double>(words[2], 1e6) : 0.0;
-    if (cores > 0 && (size == 2 || gflops > 0.0)) return {.name = text, .cores = cores, .core_gflops = gflops};
-  }
-  throw Error{ErrorKind::usage,
-              fmt::format("--predict-for: expected cpu:CORES, h200 or h200:GPUS, found {}", printable(text, 40))};
-}
 
 Prediction predict(const PredictedInput& input, const StatsRequest& request, const Options& options,
                    const PredictedMachine& machine, int threads, bool decides) {
-  using namespace rates;
   Prediction p;
   set_processors(p, machine, threads);
-  const double host_flops = kOfGemm * p.gemm_gflops * 1e9, tokens = static_cast<double>(input.tokens);
-  const double sample = std::min(static_cast<double>(request.sample_tokens), tokens),
-               held_out = std::min(static_cast<double>(request.held_out_tokens), tokens / 3.0);
+  const double host_flops = rates::kOfGemm * p.gemm_gflops * 1e9, tokens = static_cast<double>(input.tokens);
+  const auto at_most = [&](std::int64_t count, double most) { return std::min(static_cast<double>(count), most); };
   const bool joint = options.budget_bits || options.budget_bytes, on_device = machine.devices > 0;
-  const double serial = joint ? kSerialShare : 0.0, speedup = 1.0 / (serial + (1.0 - serial) / p.threads);
   // Sequence lengths are known only after loading, so predict() assumes equal lengths.
   std::vector<std::int64_t> borders;
   for (std::int64_t s = 0; s <= input.sequences; ++s) borders.push_back(input.tokens * s / input.sequences);
-  double read_first = 0.0;
-  if (on_device) p.start_seconds = kStartSeconds;
+  double largest = 0.0;
   for (std::size_t i = 0; i < input.layers.size(); ++i) {
     const LayerEntry& entry = input.layers[i];
     const LayerGeometry& g = entry.geometry;
     const StatsRequest own = restrict_to_layer(request, entry);
-    const auto bytes = static_cast<double>(input.layer_bytes[i]);
-    const double flops = collect_flops(g, borders, own), read = bytes / kReadRate;
-    p.read_bytes += bytes;
-    p.collect_flops += flops;
-    const DecisionWork work = decision_work(options, entry, sample, held_out);
-    const double kmeans = work.kmeans_flops / host_flops;
-    if (!on_device) {
-      p.collect_seconds += flops / host_flops + read;
-      p.decide_seconds += kmeans + kSearchSeconds * work.searched_rows / p.threads + work.code_seconds / speedup;
-    } else {
-      const auto stats_bytes = static_cast<double>(least_bytes({{entry}, own, {0, input.tokens}}));
-      // A head is one device's, so the device with the most heads counts.
+    const PredictedLayer layer{
+        .bytes = static_cast<double>(input.layer_bytes[i]),
+        .flops = collect_flops(g, borders, own),
+        .stats_bytes = static_cast<double>(least_bytes({{entry}, own, {0, input.tokens}})),
+        .work = decision_work(options, entry, at_most(request.sample_tokens, tokens),
+                              at_most(request.held_out_tokens, tokens / 3.0)),
+    };
+    p.read_bytes += layer.bytes;
+    p.collect_flops += layer.flops;
+    if (on_device) {
       const double share =
           static_cast<double>((g.num_kv_heads + machine.devices - 1) / machine.devices) / g.num_kv_heads;
-      const double device = device_collect_seconds(input, entry, bytes, borders, own, share);
-      // The next layer is read, and the last one written, while the device is at this one.
-      p.collect_seconds += std::max({read, device, stats_bytes / kSaveRate});
-      read_first = std::max(read_first, read);
-      // A search calls one device at a time. Under a budget layers are side by side, on all devices in turn.
-      const double search = kDeviceSearchSeconds * work.searched_rows + kEighSeconds * work.matrices;
-      const double of_budget =
-          joint ? std::max(kCodeSeconds * work.coded_rows / machine.devices, work.budget_seconds / p.threads) : 0.0;
-      p.decide_seconds += std::max(stats_bytes / kLoadRate, search + of_budget) + kmeans;
+      add_device_time(p, layer, device_collect_seconds(input, entry, layer.bytes, borders, own, share), machine.devices,
+                      host_flops, joint);
+    } else {
+      add_processors_time(p, layer, host_flops, joint);
     }
-    const bool exact = std::ranges::find(options.exact_layers, entry.layer) != options.exact_layers.end();
-    for (const Side side : kSides)
-      if (!exact && options.side(side).bits != 16)
-        p.artifact_bytes += side_bytes(options, side, g.num_kv_heads, g.dim(side));
-    p.artifact_bytes +=
-        manifest_bytes(g) +
-        golden_bytes(options, entry, std::min(static_cast<double>(request.golden_tokens), tokens), exact);
-    p.peak_bytes = std::max(p.peak_bytes, layer_peak(bytes, g, request, tokens, p.threads) + (on_device ? bytes : 0.0));
+    largest = std::max(largest, layer.bytes);
+    p.artifact_bytes += artifact_bytes(options, entry, at_most(request.golden_tokens, tokens));
+    p.peak_bytes = std::max(p.peak_bytes, layer_peak(layer.bytes, g, request, tokens, p.threads));
   }
-  p.collect_seconds += read_first;
-  if (!decides) p.decide_seconds = 0.0;
-  p.seconds = p.start_seconds + p.collect_seconds + p.decide_seconds;
   if (on_device) {
+    p.start_seconds = rates::kStartSeconds;
+    p.collect_seconds += largest / rates::kReadRate;  // the device waits for the first layer
+    p.peak_bytes += rates::kLayersRead * largest;
     p.device_bytes = wanted_device_bytes(input, request, options, machine);
     if (machine.memory_limit > 0) p.device_bytes = std::min(p.device_bytes, static_cast<double>(machine.memory_limit));
   }
+  if (!decides) p.decide_seconds = 0.0;
+  p.seconds = p.start_seconds + p.collect_seconds + p.decide_seconds;
   p.peak_bytes += 2.0 * p.artifact_bytes + 30e6;  // 30 MB for the program, its libraries and their buffers
   return p;
 }
