@@ -72,17 +72,21 @@ LayerActivations layer_of(std::int64_t tokens, int head_dim, DType type) {
 }  // namespace
 
 TEST_CASE("Second moments and quadratic forms of long tensors have the same bytes in pieces") {
+  // With the small limit there is room for groups of one head, and for pieces of larger groups.
   // More tokens than are in double at a time, and a last chunk that is not whole.
   const std::int64_t tokens = 2 * cuda::kTokensAtOnce + 1234;
   constexpr int kDim = 64;
   const LayerActivations layer = layer_of(tokens, kDim, DType::f32);
-  const std::vector<float> weights(static_cast<std::size_t>(tokens), 0.25f);
+  std::vector<float> weights;
+  for (std::int64_t t = 0; t < tokens; ++t) weights.push_back(0.25f + static_cast<float>(t % 7));
   check_same([&](Backend& backend) {
     std::vector<double> all = all_numbers(backend.second_moments(
-        layer.q.view(), {.heads_per_group = 2, .skipped_first = cuda::kTokensAtOnce - 5, .skipped_count = 700}));
+        layer.q.view(), {.heads_per_group = 4, .skipped_first = cuda::kTokensAtOnce - 5, .skipped_count = 700}));
     MomentRequest of_tokens;
     of_tokens.weights = weights;
     for (const double x : all_numbers(backend.second_moments(layer.k.view(), of_tokens))) all.push_back(x);
+    of_tokens.heads_per_group = 8;
+    for (const double x : all_numbers(backend.second_moments(layer.q.view(), of_tokens))) all.push_back(x);
     std::vector<double> matrices;
     for (std::uint64_t h = 0; h < 4; ++h) {
       const std::vector<double> one = random_covariance(kDim, h + 1);
@@ -92,7 +96,10 @@ TEST_CASE("Second moments and quadratic forms of long tensors have the same byte
     all.insert(all.end(), forms.begin(), forms.end());
     MomentRequest of_heads;
     of_heads.weights = forms;
-    for (const double x : all_numbers(backend.second_moments(layer.v->view(), of_heads))) all.push_back(x);
+    for (const int together : {1, 4}) {
+      of_heads.heads_per_group = together;
+      for (const double x : all_numbers(backend.second_moments(layer.v->view(), of_heads))) all.push_back(x);
+    }
     return all;
   });
 }
@@ -100,7 +107,7 @@ TEST_CASE("Second moments and quadratic forms of long tensors have the same byte
 TEST_CASE("Attention moments have the same bytes in batches of heads") {
   for (const DType type : {DType::bf16, DType::f32}) {
     INFO(activation_name(type));
-    const LayerActivations layer = layer_of(type == DType::bf16 ? 20011 : 6007, 128, type);
+    const LayerActivations layer = layer_of(type == DType::bf16 ? 20011 : 9001, 128, type);
     check_same([&](Backend& backend) {
       std::vector<AttentionMoments> moments(4, {MomentSum{128}, MomentSum{128}, {}});
       backend.add_attention_moments({.geometry = layer.geometry,
