@@ -4,9 +4,13 @@
 
 #include <oneapi/tbb/global_control.h>
 #include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/parallel_pipeline.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <atomic>
+#include <exception>
 #include <thread>
+#include <vector>
 
 namespace kvq {
 
@@ -23,6 +27,14 @@ void prepare_blas(int threads) {
   blas::reserve_buffers(threads);
 }
 
+/// For callers without a ThreadLimit.
+void prepare_once() {
+  using Control = oneapi::tbb::global_control;
+  static const bool once =
+      (prepare_blas(static_cast<int>(Control::active_value(Control::max_allowed_parallelism))), true);
+  (void)once;
+}
+
 }  // namespace
 
 ThreadLimit::ThreadLimit(int threads) {
@@ -34,10 +46,7 @@ ThreadLimit::ThreadLimit(int threads) {
 ThreadLimit::~ThreadLimit() = default;
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
-  static const bool once = (prepare_blas(static_cast<int>(oneapi::tbb::global_control::active_value(
-                                oneapi::tbb::global_control::max_allowed_parallelism))),
-                            true);
-  (void)once;
+  prepare_once();
   oneapi::tbb::parallel_for(
       oneapi::tbb::blocked_range<std::int64_t>(0, count, 1),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
@@ -48,6 +57,42 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
 
 void isolated_parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   oneapi::tbb::this_task_arena::isolate([&] { parallel_for(count, body); });
+}
+
+void ordered_parallel_for(std::int64_t count, int at_once, const std::function<void(std::int64_t)>& compute,
+                          const std::function<void(std::int64_t)>& take) {
+  namespace tbb = oneapi::tbb;
+  if (at_once <= 1 || count <= 1) {
+    for (std::int64_t i = 0; i < count; ++i) compute(i), take(i);
+    return;
+  }
+  prepare_once();
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  std::atomic<std::int64_t> lowest_failed = count, next = 0;
+  const auto issue = [&](tbb::flow_control& control) {
+    if (next == count) control.stop();
+    return next++;
+  };
+  const auto run = [&](std::int64_t i) {
+    if (i > lowest_failed) return i;  // nobody takes it
+    try {
+      // A thread that waits for the loops inside compute() takes up no other index meanwhile.
+      tbb::this_task_arena::isolate([&] { compute(i); });
+    } catch (...) {
+      errors[static_cast<std::size_t>(i)] = std::current_exception();
+      for (std::int64_t lowest = lowest_failed; i < lowest && !lowest_failed.compare_exchange_weak(lowest, i);) {
+      }
+    }
+    return i;
+  };
+  const auto hand_over = [&](std::int64_t i) {
+    if (const std::exception_ptr& error = errors[static_cast<std::size_t>(i)]) std::rethrow_exception(error);
+    take(i);
+  };
+  tbb::parallel_pipeline(static_cast<std::size_t>(at_once),
+                         tbb::make_filter<void, std::int64_t>(tbb::filter_mode::serial_in_order, issue) &
+                             tbb::make_filter<std::int64_t, std::int64_t>(tbb::filter_mode::parallel, run) &
+                             tbb::make_filter<std::int64_t, void>(tbb::filter_mode::serial_in_order, hand_over));
 }
 
 }  // namespace kvq

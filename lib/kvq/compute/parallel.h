@@ -27,4 +27,10 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
 /// might want the same lock.
 void isolated_parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
+/// Runs compute(i) for i in [0, count) side by side, and take(i) in the order of i, one at a time, on any thread. From
+/// the begin of compute(i) to the end of take(i) are at most `at_once` indices. An exception is that of a loop without
+/// threads: of the lowest index, after take() of all lower ones; running calls of compute() end before it is rethrown.
+void ordered_parallel_for(std::int64_t count, int at_once, const std::function<void(std::int64_t)>& compute,
+                          const std::function<void(std::int64_t)>& take);
+
 }  // namespace kvq
