@@ -135,10 +135,6 @@ void add_transform_checks(const Findings& found, std::vector<Check>& checks) {
 
 }  // namespace
 
-void one_after_another(std::int64_t count, const std::function<void(std::int64_t)>& body) {
-  for (std::int64_t i = 0; i < count; ++i) body(i);
-}
-
 std::vector<Check> verify_artifact(const SafetensorsFile& file, const Artifact& artifact, const ForEach& for_each) {
   const Findings found = find_in_layers(artifact, for_each);
   std::vector<Check> checks;

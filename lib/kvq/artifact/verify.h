@@ -1,9 +1,8 @@
 #pragma once
 
 #include <kvq/artifact/artifact.h>
+#include <kvq/core/for_each.h>
 
-#include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,10 +14,6 @@ struct Check {
   bool passed = false;
   std::string detail;
 };
-
-/// Runs body(i) for i in [0, count), in any order. parallel_for() of kvq/compute is one.
-using ForEach = std::function<void(std::int64_t count, const std::function<void(std::int64_t)>& body)>;
-void one_after_another(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
 /// Checks a file that loads (formats/artifact.md, "Verifying"): content hash, version words, geometry, orthogonality,
 /// spectra, recipes, widths, inverses and conditions of transforms, and golden rows, which are quantized again. A check

@@ -54,33 +54,40 @@ class SideCoder {
         exact_(is_exact(plan.coder)),
         heads_(static_cast<std::size_t>(heads)),
         dim_(static_cast<std::size_t>(dim)),
-        row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))),
-        codes_(dim_) {
+        row_bytes_(static_cast<std::size_t>(row_bytes(plan, dim))) {
     for (int h = 0; h < heads; ++h) codecs_.emplace_back(plan, h, dim);
   }
 
   /// @param bits     [N, H, D] bfloat16
   /// @param decoded  [N, H, D] the dequantized rows, rotated back
-  GoldenSide run(std::span<const std::uint16_t> bits, std::vector<float>& decoded) {
+  GoldenSide run(std::span<const std::uint16_t> bits, std::vector<float>& decoded, const ForEach& for_each) const {
     std::vector<float> x(bits.size());
     std::transform(bits.begin(), bits.end(), x.begin(), bf16_to_float);
     const std::size_t rows = x.size() / dim_;
     GoldenSide side{.bytes = std::vector<std::uint8_t>(rows * row_bytes_), .firm = std::vector<std::uint8_t>(rows)};
     decoded.resize(x.size());
-    for (std::size_t first = 0; first < rows; first += heads_) {
+    for_each(static_cast<std::int64_t>(rows / heads_), [&](std::int64_t token) {
+      const std::size_t first = static_cast<std::size_t>(token) * heads_;
       const std::vector<Choice> choices = choose(std::span(x).subspan(first * dim_, heads_ * dim_));
+      Codes codes{.codes = std::vector<std::uint8_t>(dim_), .numbers = {}};
       for (std::size_t h = 0; h < heads_; ++h) {
         const std::size_t row = first + h;
-        const bool firm = code(h, choices[h], std::span(x).subspan(row * dim_, dim_),
+        const bool firm = code(h, choices[h], std::span(x).subspan(row * dim_, dim_), codes,
                                std::span(side.bytes).subspan(row * row_bytes_, row_bytes_),
                                std::span(decoded).subspan(row * dim_, dim_));
         side.firm[row] = firm ? 1 : 0;
       }
-    }
+    });
     return side;
   }
 
  private:
+  /// Of one row: codes, scales and minima.
+  struct Codes {
+    std::vector<std::uint8_t> codes;  ///< [D]
+    std::vector<float> numbers;
+  };
+
   /// The centroid of each head of one token, x [H, D].
   std::vector<Choice> choose(std::span<const float> x) const {
     std::vector<Choice> choices(heads_);
@@ -98,25 +105,26 @@ class SideCoder {
   }
 
   /// @return  whether bytes are firm
-  bool code(std::size_t head, const Choice& choice, std::span<const float> x, std::span<std::uint8_t> bytes,
-            std::span<float> decoded) {
+  bool code(std::size_t head, const Choice& choice, std::span<const float> x, Codes& codes,
+            std::span<std::uint8_t> bytes, std::span<float> decoded) const {
     std::vector<float> x_rot(dim_), x_hat(dim_);
     rotate_row(plan_, static_cast<int>(head), x, x_rot, choice.centroid);
     expect_finite(x_rot);
-    pack(head, choice.centroid, x_rot, bytes);
+    pack(head, choice.centroid, x_rot, codes, bytes);
     if (exact_) {
       x_hat = x_rot;
       quantize_exact(x_hat);
     } else {
-      codecs_[head].decode(codes_, numbers_, x_hat);
+      codecs_[head].decode(codes.codes, codes.numbers, x_hat);
     }
     unrotate_row(plan_, static_cast<int>(head), x_hat, decoded, choice.centroid);
     if (plan_.rotation.kind == RotationKind::identity) return choice.firm;  // no sums to round
-    return choice.firm && survives_probes(head, choice.centroid, x_rot, bytes);
+    return choice.firm && survives_probes(head, choice.centroid, x_rot, codes, bytes);
   }
 
-  /// Packs one row into `bytes`. Unless rows are exact, codes_ and numbers_ then hold its codes, scales and minima.
-  void pack(std::size_t head, int centroid, std::span<const float> x_rot, std::span<std::uint8_t> bytes) {
+  /// Packs one row into `bytes`. Unless rows are exact, `codes` then holds its codes, scales and minima.
+  void pack(std::size_t head, int centroid, std::span<const float> x_rot, Codes& codes,
+            std::span<std::uint8_t> bytes) const {
     if (exact_) {
       for (std::size_t j = 0; j < dim_; ++j) {
         const std::uint16_t bits = exact_bits(x_rot[j]);
@@ -125,20 +133,20 @@ class SideCoder {
       }
       return;
     }
-    numbers_.resize(static_cast<std::size_t>(codecs_[head].num_numbers()));
-    codecs_[head].encode(x_rot, codes_, numbers_);
-    codecs_[head].pack(codes_, numbers_, centroid, std::as_writable_bytes(bytes));
+    codes.numbers.resize(static_cast<std::size_t>(codecs_[head].num_numbers()));
+    codecs_[head].encode(x_rot, codes.codes, codes.numbers);
+    codecs_[head].pack(codes.codes, codes.numbers, centroid, std::as_writable_bytes(bytes));
   }
 
-  bool survives_probes(std::size_t head, int centroid, std::span<const float> x_rot,
-                       std::span<const std::uint8_t> expected) {
+  bool survives_probes(std::size_t head, int centroid, std::span<const float> x_rot, Codes& codes,
+                       std::span<const std::uint8_t> expected) const {
     float largest = 0.0f;
     for (const float x : x_rot) largest = std::max(largest, std::abs(x));
     const float step = largest * kProbe;
     if (!std::isfinite(largest + step)) return false;
     std::vector<std::uint8_t> bytes(expected.size());
     return all_probes(x_rot, step, [&](std::span<const float> moved) {
-      pack(head, centroid, moved, bytes);
+      pack(head, centroid, moved, codes, bytes);
       return std::equal(bytes.begin(), bytes.end(), expected.begin());
     });
   }
@@ -147,8 +155,6 @@ class SideCoder {
   bool exact_;
   std::size_t heads_, dim_, row_bytes_;
   std::vector<RowCodec> codecs_;
-  std::vector<std::uint8_t> codes_;
-  std::vector<float> numbers_;
 };
 
 /// [Hq, Dv] in double over rows k [N, Hkv, D] and v [N, Hkv, Dv], rounded to float once. Without learned sinks, which
@@ -230,7 +236,7 @@ bool survives_probes(const TensorPlan& plan, int kv_head, std::span<const float>
                     });
 }
 
-GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens) {
+GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens, const ForEach& for_each) {
   const LayerGeometry& g = plan.geometry;
   const auto expect = [](std::size_t found, std::int64_t expected) {
     KVQ_ASSERT(found == static_cast<std::size_t>(expected));
@@ -240,9 +246,9 @@ GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens) {
   expect(tokens.v.size(), plan.v ? tokens.count * g.num_kv_heads * g.v_head_dim : 0);
   GoldenRows rows;
   std::vector<float> k, v;
-  rows.k = SideCoder(plan.k, g.num_kv_heads, g.head_dim).run(tokens.k, k);
+  rows.k = SideCoder(plan.k, g.num_kv_heads, g.head_dim).run(tokens.k, k, for_each);
   if (plan.v) {
-    rows.v = SideCoder(*plan.v, g.num_kv_heads, g.v_head_dim).run(tokens.v, v);
+    rows.v = SideCoder(*plan.v, g.num_kv_heads, g.v_head_dim).run(tokens.v, v, for_each);
     rows.out = attend_last(g, tokens, k, v);
   }
   if (!std::all_of(rows.out.begin(), rows.out.end(), [](float x) { return std::isfinite(x); }))

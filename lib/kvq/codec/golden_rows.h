@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/core/for_each.h>
 #include <kvq/plan/golden_rows.h>
 #include <kvq/plan/layer_plan.h>
 
@@ -11,10 +12,11 @@ namespace kvq {
 
 /// Quantizes golden tokens by `plan` and computes attention over the dequantized rows (formats/artifact.md, "Golden
 /// rows").
-/// @param plan    valid
-/// @param tokens  with the extents of plan.geometry, finite
-/// @throws        Error{numerical} if rows or output overflow float32
-GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens);
+/// @param plan      valid
+/// @param tokens    with the extents of plan.geometry, finite
+/// @param for_each  runs the tokens of each side
+/// @throws          Error{numerical} if rows or output overflow float32
+GoldenRows code_golden_rows(const LayerPlan& plan, GoldenTokens tokens, const ForEach& for_each = one_after_another);
 
 /// The first difference between `rows` and code_golden_rows() of their tokens, for people; empty if there is none.
 /// Bytes must be equal; an output may differ by 1e-6 of its head's largest output.
