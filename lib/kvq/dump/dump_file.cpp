@@ -191,13 +191,13 @@ Dump& Dump::operator=(Dump&& other) noexcept {
   return *this;
 }
 Dump::~Dump() {
-  const hdf5::QuietErrors quiet;  // even closing a damaged file may fail
+  const hdf5::CallScope scope;  // even closing a damaged file may fail
   impl_.reset();
 }
 
 Dump Dump::open(const std::vector<std::filesystem::path>& files) {
   if (files.empty()) throw Error{ErrorKind::bad_input, "a dump needs at least one file"};
-  const hdf5::QuietErrors quiet;
+  const hdf5::CallScope scope;
   check_distinct(files);
   auto impl = std::make_unique<Impl>();
   Faults faults;
@@ -237,13 +237,9 @@ std::int64_t Dump::layer_bytes(int layer) const {
 }
 
 LayerActivations Dump::load_layer(int layer) const {
-  const hdf5::QuietErrors quiet;
   return read_layer(layer, impl_->parts_with(layer), impl_->sequences);
 }
 
-void Dump::check_layer(int layer) const {
-  const hdf5::QuietErrors quiet;
-  kvq::check_layer(layer, impl_->parts_with(layer));
-}
+void Dump::check_layer(int layer) const { kvq::check_layer(layer, impl_->parts_with(layer)); }
 
 }  // namespace kvq

@@ -55,8 +55,8 @@ struct LayerActivations {
 
 /// A dump of one or several files (formats/dump.md). open() checks the structure of all files and the numbers of the
 /// small tensors (frequencies, metrics, curvature); load_layer() checks all numbers (finite, not too large, not all
-/// zero). Not thread-safe: only one thread at a time may call HDF5. open() tries each file in
-/// a child process first, because a damaged file can crash HDF5 (see crash_probe.h).
+/// zero). Threads may call const functions of one Dump, and functions of several, at the same time. open() tries each
+/// file in a child process first, because a damaged file can crash HDF5 (see crash_probe.h).
 class Dump {
  public:
   /// All independent faults of the files' structure are reported together, one a line.
@@ -82,6 +82,7 @@ class Dump {
   /// @throws Error{numerical} naming file, layer, tensor and the first bad element for NaN, Inf, too large numbers or
   /// an
   ///         all-zero tensor; Error{bad_input} if a file ends early, or tensors that files share differ
+  /// Any thread may call it: threads take turns only in HDF5, which reads chunked tensors.
   LayerActivations load_layer(int layer) const;
 
   /// Finds what load_layer() would refuse, and keeps nothing: memory does not grow with the layer.

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <system_error>
 
 namespace kvq::hdf5 {
@@ -57,14 +58,30 @@ std::string read_fixed_string(hid_t attribute, hid_t stored_type, const std::str
 
 }  // namespace
 
-QuietErrors::QuietErrors() {
+namespace {
+
+std::mutex& library_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+/// Scopes that are open. No std::recursive_mutex, whose owner crash_probe.cpp's child process would not be.
+thread_local int depth = 0;
+
+}  // namespace
+
+CallScope::CallScope() {
+  if (depth++ == 0) library_mutex().lock();
   // At exit HDF5 would try to close objects that a damaged file kept open, and would print errors. Read-only files do
   // not need that. H5dont_atexit() must come before every other HDF5 call.
   [[maybe_unused]] static const herr_t no_cleanup_at_exit = H5dont_atexit();
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
 }
-QuietErrors::~QuietErrors() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
+CallScope::~CallScope() {
+  H5Eset_auto2(H5E_DEFAULT, function_, data_);
+  if (--depth == 0) library_mutex().unlock();
+}
 
 // ---- Object: attributes
 

@@ -45,14 +45,15 @@ using TypeHandle = Handle<H5Tclose>;
 using SpaceHandle = Handle<H5Sclose>;
 using PropertyHandle = Handle<H5Pclose>;
 
-/// Stops HDF5 from printing its error stack, from construction to destruction. HDF5 keeps the setting per thread, so
-/// every public function that calls HDF5 makes a QuietErrors.
-class QuietErrors {
+/// Around calls of HDF5: keeps other threads out, because a library without H5_HAVE_THREADSAFE, as Debian's, serves one
+/// thread at a time, and stops HDF5 from printing its error stack. Every public function that calls HDF5 makes a
+/// CallScope; scopes of one thread may nest.
+class CallScope {
  public:
-  QuietErrors();
-  ~QuietErrors();
-  QuietErrors(const QuietErrors&) = delete;
-  QuietErrors& operator=(const QuietErrors&) = delete;
+  CallScope();
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
 
  private:
   H5E_auto2_t function_ = nullptr;
@@ -99,7 +100,8 @@ class Dataset : public Object {
   /// bytes of the dataset, and that at least a quarter of them is on disk, not holes of a sparse file.
   std::uint64_t bytes() const { return bytes_; }
   bool is_chunked() const { return layout_ == H5D_CHUNKED; }
-  /// Reads all elements as stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5.
+  /// Reads all elements as stored; `target` has exactly bytes() bytes. Contiguous data is read without HDF5. Any
+  /// thread may call it.
   void read(std::span<std::byte> target) const;
   /// Reads bytes [begin, begin + target.size()) of contiguous data.
   void read_part(std::uint64_t begin, std::span<std::byte> target) const;

@@ -131,6 +131,7 @@ void Dataset::read(std::span<std::byte> target) const {
   KVQ_ASSERT(element_ != Element::other && target.size() == bytes_);
   if (target.empty()) return;
   if (layout_ == H5D_CONTIGUOUS) return read_exactly(descriptor_, offset_, target, place());
+  const CallScope scope;
   // The memory type is the stored type: HDF5 copies the bytes and converts nothing.
   if (H5Dread(handle_, type_, H5S_ALL, H5S_ALL, H5P_DEFAULT, target.data()) < 0)
     fail("cannot be read: " + library_reason());
