@@ -1,3 +1,4 @@
+#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/dump/keep_tokens.h>
 #include <kvq/stats/golden_tokens.h>
@@ -6,7 +7,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <future>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
@@ -116,31 +118,44 @@ std::uintmax_t least_bytes(const CollectRequest& request) {
 
 namespace {
 
-/// The layers of a request in turn. If the backend leaves processors free, the next layer is read while the caller is
-/// at this one, so two are in memory.
-class LayerReader {
- public:
-  LayerReader(const Dump& dump, const CollectRequest& request, bool ahead)
-      : dump_(dump), request_(request), ahead_(ahead) {}
+/// Layers in work at a time. If the backend leaves processors free, they read, check and save other layers while the
+/// backend is at one. All may be in memory, so large layers are two at a time.
+int layers_in_work(const Dump& dump, const CollectRequest& request, const Backend& backend) {
+  constexpr std::int64_t kLeast = 2, kMost = 6, kBytes = std::int64_t{2} << 30;
+  if (!backend.leaves_processors_free()) return 1;
+  std::int64_t largest = 1;
+  for (const LayerEntry& entry : request.layers) largest = std::max(largest, dump.layer_bytes(entry.layer));
+  return static_cast<int>(std::clamp(kBytes / largest, kLeast, kMost));
+}
 
-  LayerActivations load(std::size_t i) {
-    LayerActivations layer = next_.valid() ? next_.get() : read(i);
-    if (ahead_ && i + 1 < request_.layers.size())
-      next_ = std::async(std::launch::async, [this, i] { return read(i + 1); });
-    return layer;
+/// Adds up the work of layers that are collected at the same time, and says it.
+class ProgressSum {
+ public:
+  ProgressSum(const CollectRequest& request, const SayProgress& say)
+      : request_(request), say_(say), parts_(request.layers.size(), 0.0) {
+    for (const LayerEntry& layer : request.layers) work_.push_back(work_of_layer(request, layer));
+  }
+
+  /// @param part  of the layer that is done, 0..1
+  void layer_is_at(std::size_t i, double part) {
+    if (!say_) return;
+    const std::lock_guard lock(mutex_);
+    parts_[i] = std::max(parts_[i], part);
+    while (lowest_ + 1 < parts_.size() && parts_[lowest_] >= 1.0) ++lowest_;
+    CollectProgress now{.index = lowest_, .layer = request_.layers[lowest_].layer};
+    for (std::size_t layer = 0; layer < parts_.size(); ++layer) {
+      now.done += parts_[layer] * work_[layer];
+      now.tokens += parts_[layer] * static_cast<double>(request_.tokens.count);
+    }
+    say_(now);
   }
 
  private:
-  LayerActivations read(std::size_t i) const {
-    LayerActivations activations = dump_.load_layer(request_.layers[i].layer);
-    keep_tokens(activations, request_.tokens.first, request_.tokens.count);
-    return activations;
-  }
-
-  const Dump& dump_;
   const CollectRequest& request_;
-  bool ahead_;
-  std::future<LayerActivations> next_;
+  const SayProgress& say_;
+  std::mutex mutex_;
+  std::vector<double> work_, parts_;  ///< of each layer
+  std::size_t lowest_ = 0;            ///< layer that is not done
 };
 
 }  // namespace
@@ -151,48 +166,36 @@ StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, cons
   origin.header = header_of(dump, request.stats);
   if (request.tokens.count < dump.num_tokens()) origin.header.range = request.tokens;
   origin.header.model.layers = request.layers;
-  const auto tokens = static_cast<double>(request.tokens.count);
-  double done = 0.0;
-  const bool overlaps = backend.leaves_processors_free();
-  LayerReader reader(dump, request, overlaps);
-  std::future<std::string> saved;  // of the layer before
-  const auto take_saved = [&] {
-    if (saved.valid()) origin.entries.back().file_hash = saved.get();
-  };
-  for (std::size_t i = 0; i < request.layers.size(); ++i) {
-    const LayerEntry& entry = request.layers[i];
-    const StatsRequest layer_request = restrict_to_layer(request.stats, entry);
-    const double work = work_of_layer(request, entry);
-    /// @param part  of the layer that is done, 0..1
-    const auto say_part = [&](double part) {
-      if (say) say({done + part * work, i, entry.layer, (static_cast<double>(i) + part) * tokens});
-    };
-    const LayerActivations activations = reader.load(i);
-    const fs::path path = parts.part(origin.header, layer_request, activations);
-    std::shared_ptr<const LayerStats> last;
-    std::string hash = resume ? hash_of_old_shard(path, activations, origin.header, layer_request) : std::string();
-    if (hash.empty()) {
+  origin.entries.resize(request.layers.size());
+  ProgressSum progress(request, say);
+
+  const auto collect_layer = [&](std::size_t i) {
+    const LayerEntry& layer = request.layers[i];
+    const StatsRequest layer_request = restrict_to_layer(request.stats, layer);
+    auto activations = std::make_optional(dump.load_layer(layer.layer));
+    keep_tokens(*activations, request.tokens.first, request.tokens.count);
+    StatsOrigin::Entry& entry = origin.entries[i];
+    entry.path = parts.part(origin.header, layer_request, *activations);
+    entry.index = 0;
+    entry.tokens = activations->k.tokens;
+    entry.sequences = static_cast<std::int64_t>(activations->cu_seqlens.size()) - 1;
+    entry.content_hash = activations->content_hash;
+    if (resume) entry.file_hash = hash_of_old_shard(entry.path, *activations, origin.header, layer_request);
+    if (entry.file_hash.empty()) {
       auto stats = std::make_shared<const LayerStats>(
-          collect(activations, layer_request, backend, [&](std::int64_t rows, std::int64_t all) {
-            say_part(static_cast<double>(rows) / static_cast<double>(all));
+          collect(*activations, layer_request, backend, [&](std::int64_t rows, std::int64_t all) {
+            progress.layer_is_at(i, static_cast<double>(rows) / static_cast<double>(all));
           }));
-      take_saved();
-      saved = std::async(overlaps ? std::launch::async : std::launch::deferred, [&header = origin.header, stats, path] {
-        return save_stats(header, std::span(stats.get(), 1), path);
-      });
-      if (!overlaps) hash = saved.get();
+      activations.reset();
+      entry.file_hash = save_stats(origin.header, std::span(stats.get(), 1), entry.path);
       if (i + 1 == request.layers.size())
-        last = std::move(stats);  // keeps the last layer in memory, which holds one layer anyway
-    } else {
-      take_saved();
+        entry.stats = std::move(stats);  // keeps the last layer in memory, which holds one layer anyway
     }
-    say_part(1.0);
-    done += work;
-    const auto sequences = static_cast<std::int64_t>(activations.cu_seqlens.size()) - 1;
-    origin.entries.push_back(
-        {path, 0, activations.k.tokens, sequences, activations.content_hash, {}, std::move(last), std::move(hash)});
-  }
-  take_saved();
+    progress.layer_is_at(i, 1.0);
+  };
+  ordered_parallel_for(
+      static_cast<std::int64_t>(request.layers.size()), layers_in_work(dump, request, backend),
+      [&](std::int64_t i) { collect_layer(static_cast<std::size_t>(i)); }, [](std::int64_t) {});
   return origin;
 }
 

@@ -13,8 +13,8 @@
 #include <optional>
 #include <vector>
 
-/// Collecting a whole dump: one layer after another, each into a file of its own (a shard), so that an interrupted run
-/// can go on.
+/// Collecting a whole dump: layer by layer, each into a file of its own (a shard), so that an interrupted run can go
+/// on.
 namespace kvq {
 
 /// What a run collects from a dump.
@@ -27,11 +27,11 @@ struct CollectRequest {
 /// How far a run is. `done` is in the unit of collect_work().
 struct CollectProgress {
   double done = 0.0;
-  std::size_t index = 0;  ///< of the current layer in CollectRequest::layers
+  std::size_t index = 0;  ///< in CollectRequest::layers, of the lowest layer that is not done
   int layer = 0;
   double tokens = 0.0;  ///< over all layers
 };
-/// Called from any thread.
+/// Called from any thread, by one at a time.
 using SayProgress = std::function<void(const CollectProgress&)>;
 
 /// Tokens [first, first + count) of a dump of `tokens` tokens; without `count` all from `first` on.
@@ -44,12 +44,14 @@ double collect_work(const CollectRequest& request);
 /// Bytes that the files of collect_shards() have at the least: moments, and the sample as 16-bit numbers.
 std::uintmax_t least_bytes(const CollectRequest& request);
 
-/// Collects the statistics of each layer into PartsFolder::part(), one layer at a time, atomically. With `resume`,
-/// collect_shards() keeps a shard whose kvq version, dump hash, seed, sample and moments equal those of this run, and
-/// collects all other layers again. Shards of other runs stay as they are.
+/// Collects the statistics of each layer into PartsFolder::part(), atomically: one layer at a time, or, if the backend
+/// leaves processors free, two to six at a time, at most 2 GiB of a dump's numbers if two layers are not more. With
+/// `resume`, collect_shards() keeps a shard whose kvq version, dump hash, seed, sample and moments equal those of this
+/// run, and collects all other layers again. Shards of other runs stay as they are.
 /// @return  shards in layer order, with the hashes that load() expects; the last layer's statistics stay in memory if
 ///          they were collected
-/// @throws  errors of Dump::load_layer() and save_stats()
+/// @throws  errors of Dump::load_layer(), collect() and save_stats(), of the lowest layer that has one; the shards of
+///          all lower layers are there then, and maybe some of higher ones
 StatsOrigin collect_shards(const Dump& dump, const CollectRequest& request, const PartsFolder& parts, bool resume,
                            Backend& backend = cpu_backend(), const SayProgress& say = {});
 

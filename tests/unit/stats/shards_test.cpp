@@ -2,14 +2,18 @@
 
 #include "support/dump_writer.h"
 #include "support/error_of.h"
+#include "support/free_backend.h"
 #include "support/layers.h"
 #include "support/temp_folder.h"
 
 #include <catch2/catch.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <stdexcept>
 
 using namespace kvq;
 using Catch::Matchers::Contains;
@@ -223,4 +227,69 @@ TEST_CASE("A layer without values loses the moments of values", "[stats]") {
   const StatsRequest keys = restrict_to_layer(all, {.layer = 0, .geometry = {}, .has_values = false});
   CHECK(keys.moments == std::set<Moment>{Moment::query, Moment::key});
   CHECK(restrict_to_layer(all, {.layer = 0, .geometry = {}, .has_values = true}).moments == all.moments);
+}
+
+namespace {
+
+/// Nine layers, of which some may have a NaN.
+Dump open_long_dump(const TempFolder& folder, const std::vector<std::size_t>& damaged = {}) {
+  test::DumpContent content = test::random_dump({.layers = {0, 1, 2, 3, 4, 5, 6, 7, 8}, .lengths = {kTokens - 4, 4}});
+  content.chunk_tokens = 16;
+  for (const std::size_t i : damaged) content.layers[i].k[77] = std::numeric_limits<float>::quiet_NaN();
+  test::write_dump(folder / "dump.h5", content);
+  return Dump::open({folder / "dump.h5"});
+}
+
+}  // namespace
+
+TEST_CASE("Layers that are collected side by side have the shards of a run layer by layer", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_long_dump(folder);
+  CollectRequest request = request_of(dump);
+  request.stats.moments = test::all_moments(true);
+  const PartsFolder alone(folder / "alone"), together(folder / "together");
+  const StatsOrigin expected = collect_shards(dump, request, alone, false);
+  test::FreeBackend backend;
+  CollectProgress last;
+  const auto say = [&](const CollectProgress& now) {
+    CHECK(now.done >= last.done);
+    CHECK(now.index >= last.index);
+    last = now;
+  };
+  collect_shards(dump, {{request.layers[4]}, request.stats, request.tokens}, together, false);
+  const StatsOrigin found = collect_shards(dump, request, together, true, backend, say);
+  CHECK(last.done == Approx(collect_work(request)));
+  CHECK(last.layer == 8);
+  REQUIRE(found.size() == expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    CHECK(bytes_of(found.entries[i].path) == bytes_of(expected.entries[i].path));
+    CHECK(found.entries[i].file_hash == expected.entries[i].file_hash);
+    CHECK(found.entries[i].content_hash == expected.entries[i].content_hash);
+    CHECK((found.entries[i].stats != nullptr) == (i + 1 == found.size()));
+  }
+}
+
+TEST_CASE("Of layers that are collected side by side, the lowest that fails gives the error", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_long_dump(folder, {3, 5});
+  const CollectRequest request = request_of(dump);
+  const std::string expected = error_text([&] { collect_shards(dump, request, PartsFolder(folder / "alone"), false); });
+  CHECK_THAT(expected, Contains("layer 3: k: NaN or infinity"));
+  test::FreeBackend backend;
+  const PartsFolder parts(folder / "together");
+  CHECK(error_text([&] { collect_shards(dump, request, parts, false, backend); }) == expected);
+  CHECK(parts.num_parts() >= 3);
+  for (const int layer : {0, 1, 2})
+    CHECK(bytes_of(part_of(folder / "alone", layer)) == bytes_of(part_of(folder / "together", layer)));
+}
+
+TEST_CASE("A verb that fails ends layers that are collected side by side", "[stats]") {
+  const TempFolder folder;
+  const Dump dump = open_long_dump(folder);
+  std::atomic<int> calls = 0;
+  test::FreeBackend backend([&](const std::string&) {
+    if (++calls == 5) throw std::runtime_error("device lost");
+  });
+  CHECK_THROWS_WITH(collect_shards(dump, request_of(dump), PartsFolder(folder / "parts"), false, backend),
+                    "device lost");
 }
