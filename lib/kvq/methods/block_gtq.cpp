@@ -1,5 +1,6 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
+#include <kvq/methods/layers.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/methods/width_options.h>
 #include <kvq/solve/structured.h>
@@ -45,19 +46,9 @@ TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side, 
 
 Decision gtq_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
   if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, context);
-  Decision decision;
-  for (std::size_t i = 0; i < source.size(); ++i) {
-    const auto stats = source.load(i);
-    LayerPlan plan{.layer = stats->layer,
-                   .geometry = stats->geometry,
-                   .k = gtq_side(*stats, options, Side::k, context.backend),
-                   .v = {}};
-    if (stats->has_values) plan.v = gtq_side(*stats, options, Side::v, context.backend);
-    validate(plan);
-    decision.plans.push_back(std::move(plan));
-    if (context.done) context.done(i);
-  }
-  return decision;
+  return plan_layers(source, context, [&](const LayerStats& stats, Side side) {
+    return gtq_side(stats, options, side, context.backend);
+  });
 }
 
 void tq_defaults(Options& options) {

@@ -4,6 +4,7 @@
 #include <kvq/dump/content_hash.h>
 #include <kvq/methods/decide.h>
 #include <kvq/methods/held_out_error.h>
+#include <kvq/methods/layers.h>
 #include <kvq/methods/option_table.h>
 #include <kvq/stats/golden_tokens.h>
 
@@ -40,15 +41,22 @@ void expect_finite_numbers(const Decision& decision) {
 /// Golden rows of all layers, quantized by the plans. golden_rows() loads the tokens of all layers first, which are
 /// few, and then quantizes in parallel.
 std::map<int, GoldenRows> golden_rows(const StatsSource& source, const std::vector<LayerPlan>& plans,
-                                      std::int64_t most_tokens) {
+                                      std::int64_t most_tokens, const Backend& backend) {
   std::vector<std::pair<const LayerPlan*, GoldenTokens>> tasks;
-  for (std::size_t i = 0; most_tokens > 0 && i < plans.size(); ++i)
-    if (const auto stats = source.load(i); stats->golden)
-      tasks.emplace_back(&plans[i], last_golden(*stats->golden, plans[i].geometry, most_tokens));
+  for_each_layer(
+      backend, most_tokens > 0 ? plans.size() : 0,
+      [&](std::size_t i) {
+        const auto stats = source.load(i);
+        return stats->golden ? std::optional(last_golden(*stats->golden, plans[i].geometry, most_tokens))
+                             : std::nullopt;
+      },
+      [&](std::size_t i, std::optional<GoldenTokens> tokens) {
+        if (tokens) tasks.emplace_back(&plans[i], *std::move(tokens));
+      });
   std::vector<GoldenRows> rows(tasks.size());
   parallel_for(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i) {
     auto& [plan, tokens] = tasks[static_cast<std::size_t>(i)];
-    rows[static_cast<std::size_t>(i)] = code_golden_rows(*plan, std::move(tokens));
+    rows[static_cast<std::size_t>(i)] = code_golden_rows(*plan, std::move(tokens), parallel_for);
   });
   std::map<int, GoldenRows> by_layer;
   for (std::size_t i = 0; i < tasks.size(); ++i) by_layer[tasks[i].first->layer] = std::move(rows[i]);
@@ -80,7 +88,7 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
   if (const auto report = held_out_report(source, decision.plans, context.backend))
     c.held_out = held_out_to_json(*report);
   artifact.layers = std::move(decision.plans);
-  artifact.golden = golden_rows(source, artifact.layers, golden_tokens);
+  artifact.golden = golden_rows(source, artifact.layers, golden_tokens, context.backend);
   return artifact;
 }
 

@@ -1,7 +1,7 @@
-#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/layer_judge.h>
+#include <kvq/methods/layers.h>
 #include <kvq/plan/cache_layout.h>
 #include <kvq/solve/budget_search.h>
 
@@ -91,7 +91,6 @@ class Planner {
 
  private:
   static constexpr double kExactBytes = 2.0;  ///< of a channel in 16 bit
-  static constexpr std::size_t kLayersAtOnce = 8;
 
   static double channels_of(const LayerStats& stats, Side side) {
     return static_cast<double>(stats.geometry.dim(side)) * stats.geometry.num_kv_heads;
@@ -236,35 +235,19 @@ class Planner {
     return tried;
   }
 
-  /// Calls f(layer, what compute(layer) returned) in the order of the layers. If the backend leaves processors free,
-  /// some layers are computed side by side, and are in memory together.
-  template <typename Compute, typename F>
-  void for_each_layer(Compute compute, F f) const {
-    const std::size_t at_once = context_.backend.leaves_processors_free() ? kLayersAtOnce : 1;
-    for (std::size_t first = 0; first < source_.size(); first += at_once) {
-      std::vector<decltype(compute(first))> computed(std::min(at_once, source_.size() - first));
-      if (at_once == 1)
-        computed.front() = compute(first);
-      else
-        parallel_for(static_cast<std::int64_t>(computed.size()), [&](std::int64_t i) {
-          computed[static_cast<std::size_t>(i)] = compute(first + static_cast<std::size_t>(i));
-        });
-      for (std::size_t i = 0; i < computed.size(); ++i) f(first + i, std::move(computed[i]));
-    }
-  }
-
   void try_everything() {
-    for_each_layer([&](std::size_t i) { return try_layer(i); },
-                   [&](std::size_t i, LayerTrials tried) {
-                     exact_bytes_of_.push_back(tried.exact_bytes);
-                     exact_bytes_ += tried.exact_bytes;
-                     if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
-                     for (BudgetUnit& unit : tried.units) {
-                       channels_ += unit.channels;
-                       units_.push_back(std::move(unit));
-                     }
-                     if (context_.done) context_.done(i);
-                   });
+    for_each_layer(
+        context_.backend, source_.size(), [&](std::size_t i) { return try_layer(i); },
+        [&](std::size_t i, LayerTrials tried) {
+          exact_bytes_of_.push_back(tried.exact_bytes);
+          exact_bytes_ += tried.exact_bytes;
+          if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
+          for (BudgetUnit& unit : tried.units) {
+            channels_ += unit.channels;
+            units_.push_back(std::move(unit));
+          }
+          if (context_.done) context_.done(i);
+        });
     if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
   }
 
@@ -387,8 +370,9 @@ class Planner {
   }
   std::vector<LayerPlan> build(const std::vector<std::size_t>& chosen) const {
     std::vector<LayerPlan> plans;
-    for_each_layer([&](std::size_t i) { return build_layer(i, chosen); },
-                   [&](std::size_t, LayerPlan plan) { plans.push_back(std::move(plan)); });
+    for_each_layer(
+        context_.backend, source_.size(), [&](std::size_t i) { return build_layer(i, chosen); },
+        [&](std::size_t, LayerPlan plan) { plans.push_back(std::move(plan)); });
     return plans;
   }
 

@@ -1,6 +1,7 @@
 #include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/methods/centroids.h>
+#include <kvq/methods/layers.h>
 #include <kvq/methods/make_coder.h>
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/plan/baseline.h>
@@ -255,22 +256,9 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
 
 Decision decide_by_rotation(const StatsSource& source, const Options& options, const MethodContext& context,
                             ChooseRotation choose, int preferred_group) {
-  Decision decision;
-  for (std::size_t i = 0; i < source.size(); ++i) {
-    const auto loaded = source.load(i);
-    const LayerStats& stats = *loaded;
-    LayerPlan plan{
-        .layer = stats.layer,
-        .geometry = stats.geometry,
-        .k = plan_side(stats, options, Side::k, choose, preferred_group, context.backend),
-        .v = {},
-    };
-    if (stats.has_values) plan.v = plan_side(stats, options, Side::v, choose, preferred_group, context.backend);
-    validate(plan);
-    decision.plans.push_back(std::move(plan));
-    if (context.done) context.done(i);
-  }
-  return decision;
+  return plan_layers(source, context, [&](const LayerStats& stats, Side side) {
+    return plan_side(stats, options, side, choose, preferred_group, context.backend);
+  });
 }
 
 LayerRotationReport report_rotations(const LayerStats& stats, Scope scope, int group_size) {
