@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <utility>
 
 namespace kvq {
 
@@ -60,19 +62,21 @@ std::vector<Unit> channel_units(int dim) {
   return units;
 }
 
-class SidePlanner {
+}  // namespace
+
+class SideAllocator::Impl {
  public:
-  SidePlanner(const SideView& view, const Options& options, const std::vector<Allocate>& how, Backend& backend)
+  Impl(const SideView& view, const Options& options, Backend& backend)
       : view_(view),
         stats_(view.stats()),
         options_(options),
         side_(view.side()),
-        how_(how),
         center_(options.side(side_).center ? make_center(stats_, options, side_) : std::vector<float>{}),
-        data_(fit_data(stats_, side_, !view.is_orthogonal())),
+        data_(fit_metrics(stats_, side_, !view.is_orthogonal())),
         request_{stats_, options, side_, coder_, data_, center_, backend} {}
 
-  TensorPlan plan(const SideBudget& budget, bool with_error) {
+  TensorPlan plan(const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
+    how_ = how;
     TensorPlan plan;
     plan.rotation.scope = options_.scope;
     plan.rotation.kind = RotationKind::dense;
@@ -121,7 +125,20 @@ class SidePlanner {
     return text;
   }
 
-  HeadProblem problem(int h) {
+  const HeadProblem& problem(int h) {
+    const auto [it, fresh] = problems_.try_emplace({how(h), h});
+    if (fresh) it->second = make_problem(h);
+    return it->second;
+  }
+
+  /// A moment of each entry, as scoped_moment().
+  const std::vector<std::vector<double>>& moment_of(Moment which, bool centered) {
+    const auto [it, fresh] = moments_.try_emplace({which, centered});
+    if (fresh) it->second = scoped_moment(request_, which, centered);
+    return it->second;
+  }
+
+  HeadProblem make_problem(int h) {
     const auto entry = static_cast<std::size_t>(h);
     HeadProblem p;
     if (how(h) == Allocate::none) {
@@ -129,7 +146,7 @@ class SidePlanner {
       p.scores.assign(p.units.size(), 1.0);
       return p;
     }
-    const auto own = scoped_moment(request_, side_ == Side::k ? Moment::key : Moment::value, true)[entry];
+    const std::vector<double>& own = moment_of(side_ == Side::k ? Moment::key : Moment::value, true)[entry];
     if (how(h) == Allocate::channel && is_balanced(h)) {
       // Covariance and metric are diagonal, up to damping, and descend along the channels.
       p.units = channel_units(dim());
@@ -141,8 +158,7 @@ class SidePlanner {
       const Moment target = side_ == Side::k                             ? Moment::query
                             : stats_.moments.count(Moment::scored_value) ? Moment::scored_value
                                                                          : Moment::value;
-      if (bases_.empty())
-        bases_ = eigenbases(scoped_moment(request_, target, side_ == Side::v), dim(), request_.backend);
+      if (bases_.empty()) bases_ = eigenbases(moment_of(target, side_ == Side::v), dim(), request_.backend);
       const EigenPairs& pairs = bases_[entry];
       p.basis = pairs.vectors;
       p.spectrum = pairs.values;
@@ -154,7 +170,7 @@ class SidePlanner {
     }
     p.units = rope_units(stats_.geometry);
     const std::vector<double> key = energies(own, {}, dim()),
-                              query = energies(scoped_moment(request_, Moment::query, false)[entry], {}, dim());
+                              query = energies(moment_of(Moment::query, false)[entry], {}, dim());
     for (const Unit& unit : p.units)
       p.scores.push_back(block_score(options_.score, sum_over(unit, query), sum_over(unit, key)));
     return p;
@@ -221,23 +237,18 @@ class SidePlanner {
   void add_rotation(Rotation& rotation, int h, const HeadProblem& p, const std::vector<int>& sources,
                     std::span<const std::uint8_t> bits) {
     const auto d = static_cast<std::size_t>(dim());
-    std::vector<double> gathered(d * d, 0.0), mixing(d * d, 0.0);
-    for (std::size_t place = 0; place < d; ++place) {
-      const auto source = static_cast<std::size_t>(sources[place]);
-      for (std::size_t i = 0; i < d; ++i)
-        gathered[i * d + place] = p.basis.empty() ? (i == source ? 1.0 : 0.0) : p.basis[i * d + source];
-    }
+    std::vector<double> mixing(d * d, 0.0);
     for (std::size_t first = 0; first < d;) {
       std::size_t end = first;
       // With Allocate::none the whole row is mixed, so that one bit more does not favor any source channel.
       while (end < d && (how(h) == Allocate::none || bits[end] == bits[first])) ++end;
       const std::size_t n = end - first;
-      const std::vector<double> block = mixing_matrix(static_cast<int>(n), h, bits[first]);
+      const std::vector<double>& block = mixing_matrix(static_cast<int>(n), h, bits[first]);
       for (std::size_t i = 0; i < n; ++i)
         for (std::size_t j = 0; j < n; ++j) mixing[(first + i) * d + first + j] = block[i * n + j];
       first = end;
     }
-    const std::vector<double> matrix = product(gathered, mixing, dim());
+    const std::vector<double> matrix = gathered_product(p.basis, sources, mixing);
     rotation.matrix.insert(rotation.matrix.end(), matrix.begin(), matrix.end());
     if (p.basis.empty() || any(Allocate::none) || !view_.is_orthogonal())
       return;  // the plan keeps eigenbases only if all heads have one
@@ -248,9 +259,31 @@ class SidePlanner {
     rotation.spectrum.insert(rotation.spectrum.end(), p.spectrum.begin(), p.spectrum.end());
   }
 
+  /// The basis (empty: the identity) with its columns in the order of `sources`, times `mixing`.
+  std::vector<double> gathered_product(const std::vector<double>& basis, const std::vector<int>& sources,
+                                       const std::vector<double>& mixing) const {
+    const auto d = static_cast<std::size_t>(dim());
+    std::vector<double> result(d * d);
+    for (std::size_t place = 0; place < d; ++place) {
+      const auto source = static_cast<std::size_t>(sources[place]);
+      if (basis.empty())
+        std::copy_n(mixing.begin() + static_cast<std::ptrdiff_t>(place * d), d,
+                    result.begin() + static_cast<std::ptrdiff_t>(source * d));
+      else
+        for (std::size_t i = 0; i < d; ++i) result[i * d + place] = basis[i * d + source];
+    }
+    return basis.empty() ? result : product(result, mixing, dim());
+  }
+
   /// Haar, or random signs and a Hadamard where n is a power of two; one stream for each (layer, head, side, width).
-  std::vector<double> mixing_matrix(int n, int h, int width) const {
+  const std::vector<double>& mixing_matrix(int n, int h, int width) {
     const int stream = 1024 + kvq::stream(h, side_) * 16 + (how(h) == Allocate::none ? 9 : width);
+    const auto [it, fresh] = mixing_.try_emplace({n, stream});
+    if (fresh) it->second = make_mixing(n, stream);
+    return it->second;
+  }
+
+  std::vector<double> make_mixing(int n, int stream) const {
     if (options_.mixing == Mixing::haar || hadamard_order(n) != n)
       return haar_matrix(n, options_.seed, stats_.layer, stream);
     std::vector<double> matrix = block_hadamard_matrix(n, n);
@@ -265,18 +298,19 @@ class SidePlanner {
     const bool needs_rows = with_error || fit_needs_rows(plan.coder);
     if (!needs_rows) return;
     const auto d = static_cast<std::size_t>(dim());
-    std::vector<std::vector<RotatedData>> rotated;
-    for (int h = 0; h < request_.heads(); ++h) {
-      rotated.emplace_back();
-      const auto center =
-          center_.empty() ? std::span<const float>{} : std::span(center_).subspan(static_cast<std::size_t>(h) * d, d);
-      for (const std::size_t member : request_.members(h))
-        rotated.back().push_back(rotate(data_[member], rotation_matrix(plan.rotation, h, dim()), center));
-    }
+    if (rows_.empty()) rows_ = fit_data(view_);
+    std::vector<std::vector<RotatedData>> rotated(static_cast<std::size_t>(request_.heads()));
+    parallel_for(request_.heads(), [&](std::int64_t index) {
+      const auto h = static_cast<std::size_t>(index);
+      const auto center = center_.empty() ? std::span<const float>{} : std::span(center_).subspan(h * d, d);
+      const std::vector<double> matrix = rotation_matrix(plan.rotation, static_cast<int>(h), dim());
+      for (const std::size_t member : request_.members(static_cast<int>(h)))
+        rotated[h].push_back(rotate(rows_[member], matrix, center));
+    });
     fit_tables(plan, options_.side(side_).fitted, rotated, request_.backend);
     if (!with_error) return;
     std::vector<std::array<double, 3>> sums(rotated.size());
-    const std::vector<FitData> plain_data = view_.is_orthogonal() ? data_ : fit_data(view_.original(), side_, true);
+    const std::vector<FitData> plain_data = view_.is_orthogonal() ? rows_ : fit_data(view_.original(), side_, true);
     const UniformCoder uniform = plain_baseline(row_bytes(plan, dim()), dim());
     parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
       const auto h = static_cast<std::size_t>(index);
@@ -314,12 +348,22 @@ class SidePlanner {
   std::vector<Allocate> how_;
   Coder coder_ = ExactCoder{};
   std::vector<float> center_;
-  std::vector<FitData> data_;
+  std::vector<FitData> data_;  ///< metrics
+  std::vector<FitData> rows_;  ///< with rows; empty: not asked for yet
   RotationRequest request_;
   std::vector<EigenPairs> bases_;  ///< [H] of the moment that gives channels; empty: not asked for yet
+  std::map<std::pair<Moment, bool>, std::vector<std::vector<double>>> moments_;  ///< by moment and centering
+  std::map<std::pair<Allocate, int>, HeadProblem> problems_;                     ///< by head
+  std::map<std::pair<int, int>, std::vector<double>> mixing_;                    ///< by order and stream
 };
 
-}  // namespace
+SideAllocator::SideAllocator(const SideView& view, const Options& options, Backend& backend)
+    : impl_(std::make_unique<Impl>(view, options, backend)) {}
+SideAllocator::~SideAllocator() = default;
+
+TensorPlan SideAllocator::plan(const SideBudget& budget, const std::vector<Allocate>& how, bool with_error) {
+  return impl_->plan(budget, how, with_error);
+}
 
 double block_score(BlockScore score, double q, double k) {
   switch (score) {
@@ -335,7 +379,7 @@ double block_score(BlockScore score, double q, double k) {
 
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
                          const std::vector<Allocate>& how, bool with_error, Backend& backend) {
-  return SidePlanner(view, options, how, backend).plan(budget, with_error);
+  return SideAllocator(view, options, backend).plan(budget, how, with_error);
 }
 
 RotationTensors allocation_tensors(const Options& options, Side side, int dim) {

@@ -3,6 +3,7 @@
 #include <kvq/methods/rotated_plan.h>
 #include <kvq/stats/layer_stats.h>
 
+#include <memory>
 #include <set>
 #include <vector>
 
@@ -31,6 +32,20 @@ struct SideBudget {
 /// @param with_error  also measure the error before and after on the sample
 TensorPlan allocate_side(const SideView& view, const Options& options, const SideBudget& budget,
                          const std::vector<Allocate>& how, bool with_error, Backend& backend);
+
+/// allocate_side() for many budgets of one view: eigenbases, scores and random matrices are computed once. For one
+/// thread at a time.
+class SideAllocator {
+ public:
+  /// All outlive it.
+  SideAllocator(const SideView& view, const Options& options, Backend& backend);
+  ~SideAllocator();
+  TensorPlan plan(const SideBudget& budget, const std::vector<Allocate>& how, bool with_error);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// Tensors of a side that allocate_side() or the rotation of tq-mse decides.
 RotationTensors allocation_tensors(const Options& options, Side side, int dim);

@@ -21,23 +21,31 @@ struct Basis {
 };
 using Bases = std::vector<Basis>;  ///< of each entry of the scope
 
+/// One side of a layer in the coordinates of some transforms, and the plans in them.
+struct PlannedView {
+  PlannedView(HeadTransforms& transforms, const std::vector<TransformKind>& kinds, const Options& options,
+              Backend& backend)
+      : view(transforms, kinds), allocator(view, options, backend) {}
+  const SideView view;
+  SideAllocator allocator;
+};
+
 /// Views of one side by the transforms of its heads, made when they are first asked for.
 class Views {
  public:
-  Views(const LayerStats& stats, const Options& options, Side side) : stats_(stats), options_(options), side_(side) {}
-  const SideView& of(const Bases& bases) {
+  Views(const LayerStats& stats, const Options& options, Side side, Backend& backend)
+      : options_(options), backend_(backend), transforms_(stats, options, side) {}
+  SideAllocator& of(const Bases& bases) {
     std::vector<TransformKind> kinds;
     for (const Basis& basis : bases) kinds.push_back(basis.transform);
-    const auto [it, fresh] = views_.try_emplace(kinds);
-    if (fresh) it->second = std::make_unique<SideView>(stats_, options_, side_, kinds);
-    return *it->second;
+    return views_.try_emplace(kinds, transforms_, kinds, options_, backend_).first->second.allocator;
   }
 
  private:
-  const LayerStats& stats_;
   const Options& options_;
-  Side side_;
-  std::map<std::vector<TransformKind>, std::unique_ptr<SideView>> views_;
+  Backend& backend_;
+  HeadTransforms transforms_;
+  std::map<std::vector<TransformKind>, PlannedView> views_;
 };
 
 std::vector<Allocate> allocations(const Bases& bases) {
@@ -134,8 +142,7 @@ class Planner {
   };
   Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side, const SideBudget& budget,
               const Bases& bases) const {
-    const TensorPlan plan =
-        allocate_side(views.of(bases), options_, budget, allocations(bases), false, context_.backend);
+    const TensorPlan plan = views.of(bases).plan(budget, allocations(bases), false);
     const int dim = stats.geometry.dim(side);
     const double kv_heads = stats.geometry.num_kv_heads;
     return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
@@ -173,7 +180,7 @@ class Planner {
   /// rates may differ from the best basis at high rates.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, BudgetUnit& unit) const {
     constexpr std::size_t kParts = 3;
-    Views views(stats, options_, unit.side);
+    Views views(stats, options_, unit.side, context_.backend);
     const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t first = part * steps / parts, end = (part + 1) * steps / parts;
@@ -359,10 +366,9 @@ class Planner {
     if (stats->has_values) plan.v = exact_plan(options_);
     for (std::size_t u = 0; u < units_.size(); ++u) {
       if (units_[u].layer != i) continue;
-      Views views(*stats, options_, units_[u].side);
+      Views views(*stats, options_, units_[u].side, context_.backend);
       const Bases& bases = units_[u].bases[chosen[u]];
-      TensorPlan side = allocate_side(views.of(bases), options_, units_[u].budgets[chosen[u]], allocations(bases), true,
-                                      context_.backend);
+      TensorPlan side = views.of(bases).plan(units_[u].budgets[chosen[u]], allocations(bases), true);
       (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
     }
     validate(plan);

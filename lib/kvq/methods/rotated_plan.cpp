@@ -155,11 +155,10 @@ std::vector<std::size_t> RotationRequest::members(int h) const {
   return all;
 }
 
-std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric) {
+std::vector<FitData> fit_metrics(const LayerStats& stats, Side side, bool output_metric) {
   std::vector<FitData> data;
   for (int h = 0; h < stats.geometry.num_kv_heads; ++h) {
     FitData entry{.dim = stats.geometry.dim(side)};
-    entry.rows = (side == Side::k ? stats.sample.k : stats.sample.v).head(h);
     if (side == Side::k && stats.moments.count(Moment::query))
       entry.metric = mean_moment(stats.moment(Moment::query)[static_cast<std::size_t>(h)]);
     if (side == Side::v && output_metric && !stats.o_proj_metric.empty()) {
@@ -168,11 +167,33 @@ std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_me
       entry.metric.assign(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first),
                           stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(first + size));
     }
-    if (side == Side::v && !stats.sample.value_weight.empty())
-      entry.weights = stats.sample.weights(h, stats.geometry.num_kv_heads);
     data.push_back(std::move(entry));
   }
   return data;
+}
+
+namespace {
+
+/// fit_metrics() with rows and their weights.
+std::vector<FitData> with_rows(std::vector<FitData> data, const LayerStats& stats, Side side, const SampledRows& rows) {
+  for (std::size_t h = 0; h < data.size(); ++h) {
+    data[h].rows = rows.head(static_cast<int>(h));
+    if (side == Side::v && !stats.sample.value_weight.empty())
+      data[h].weights = stats.sample.weights(static_cast<int>(h), stats.geometry.num_kv_heads);
+  }
+  return data;
+}
+
+}  // namespace
+
+std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric) {
+  return with_rows(fit_metrics(stats, side, output_metric), stats, side,
+                   side == Side::k ? stats.sample.k : stats.sample.v);
+}
+
+std::vector<FitData> fit_data(const SideView& view) {
+  return with_rows(fit_metrics(view.stats(), view.side(), !view.is_orthogonal()), view.stats(), view.side(),
+                   view.sample());
 }
 
 std::vector<std::vector<double>> scoped_moment(const RotationRequest& request, Moment which, bool centered) {
@@ -218,7 +239,7 @@ TensorPlan plan_side(const LayerStats& stats, const Options& options, Side which
       make_coder(options, which, resolve_group_size(side.group_size, preferred_group, dim, stats.layer, which));
   const SideView view(stats, options, which);
   if (side.center) plan.center = make_center(view.stats(), options, which);
-  const std::vector<FitData> data = fit_data(view.stats(), which, !view.is_orthogonal());
+  const std::vector<FitData> data = fit_data(view);
   const std::vector<FitData> plain = view.is_orthogonal() ? data : fit_data(stats, which, true);
   const RotationRequest request{view.stats(), options, which, plan.coder, data, plan.center, backend};
   plan.rotation = choose(request);

@@ -62,6 +62,10 @@ double coding_cost_of(std::span<const RotatedData> heads, const RowCodec& codec,
 /// Sample and metric of every KV head of one side.
 /// @param output_metric  errors of values in o_proj's metric, if the statistics have it
 std::vector<FitData> fit_data(const LayerStats& stats, Side side, bool output_metric = false);
+/// Sample and metric in the coordinates of a view; values in o_proj's metric if the view has a transform.
+std::vector<FitData> fit_data(const SideView& view);
+/// fit_data() without rows and their weights.
+std::vector<FitData> fit_metrics(const LayerStats& stats, Side side, bool output_metric);
 
 /// OSCAR Table 10 and Figure 7 of one layer. With Scope::layer, as in the paper, C_Q and K^T K are averaged over the KV
 /// heads and one rotation serves all heads.

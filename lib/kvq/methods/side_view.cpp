@@ -19,12 +19,6 @@ void add_to(Doubles& sum, const Doubles& more) {
   for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
 }
 
-/// Covariance, metric and mean of the rows of one entry, averaged over the heads that share the entry.
-struct EntryMoments {
-  Doubles covariance, metric, mean;
-  std::int64_t tokens = 0;
-};
-
 /// Metric of one KV head's rows: the queries' moment for keys, o_proj's metric for values (the identity if the dump has
 /// no such metric).
 Doubles metric_of(const LayerStats& stats, Side side, std::size_t head) {
@@ -35,35 +29,6 @@ Doubles metric_of(const LayerStats& stats, Side side, std::size_t head) {
   if (!stats.o_proj_metric.empty())
     std::copy_n(stats.o_proj_metric.begin() + static_cast<std::ptrdiff_t>(head * d * d), d * d, metric.begin());
   return metric;
-}
-
-std::vector<EntryMoments> entry_moments(const LayerStats& stats, const Options& options, Side side) {
-  const std::vector<MomentSum>& rows = stats.moment(side == Side::k ? Moment::key : Moment::value);
-  const std::vector<float> centers =
-      options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
-  const auto d = static_cast<std::size_t>(dim_of(stats, side));
-  std::vector<EntryMoments> entries;
-  for (std::size_t h = 0; h < rows.size(); ++h) {
-    const std::size_t entry = options.scope == Scope::layer ? 0 : h;
-    Doubles center;
-    if (!centers.empty())
-      center.assign(centers.begin() + static_cast<std::ptrdiff_t>(entry * d),
-                    centers.begin() + static_cast<std::ptrdiff_t>((entry + 1) * d));
-    EntryMoments own{mean_moment(rows[h], center), metric_of(stats, side, h), mean_vector(rows[h]),
-                     static_cast<std::int64_t>(rows[h].weight)};
-    if (entry == entries.size()) {
-      entries.push_back(std::move(own));
-      continue;
-    }
-    add_to(entries[entry].covariance, own.covariance);
-    add_to(entries[entry].metric, own.metric);
-    add_to(entries[entry].mean, own.mean);
-    entries[entry].tokens += own.tokens;
-  }
-  if (options.scope == Scope::layer)
-    for (Doubles* sum : {&entries[0].covariance, &entries[0].metric, &entries[0].mean})
-      for (double& value : *sum) value /= static_cast<double>(rows.size());
-  return entries;
 }
 
 /// Rotary pairs of keys, whose two channels share a factor; empty for values.
@@ -111,35 +76,36 @@ SampledRows moved(const SampledRows& rows, const std::vector<const Doubles*>& ma
   return result;
 }
 
-/// The side's statistics in new coordinates. @param heads  the transform of each KV head
-std::unique_ptr<const LayerStats> transformed(const LayerStats& stats, Side side,
-                                              const std::vector<const HeadTransform*>& heads) {
+/// One KV head in new coordinates. @param transform  null: the coordinates are the old ones
+HeadView head_view(const LayerStats& stats, Side side, std::size_t head, const HeadTransform* transform) {
+  const int dim = dim_of(stats, side);
+  HeadView view;
+  // A^-T, which multiplies queries and errors of outputs.
+  const Doubles dual = transform != nullptr ? transposed(transform->inverse, dim) : Doubles{};
+  for (const auto& [which, sums] : stats.moments) {
+    if (side_of(which) != side) continue;
+    const bool of_queries = which == Moment::query || which == Moment::scored_query;
+    view.moments[which] = transform == nullptr ? sums[head] : moved(sums[head], of_queries ? dual : transform->matrix);
+  }
+  if (side == Side::k) return view;
+  view.metric = metric_of(stats, side, head);
+  if (transform != nullptr) view.metric = turned(view.metric, dual, dim);
+  return view;
+}
+
+/// The side's statistics in new coordinates, without rows. @param kinds  of each entry
+std::unique_ptr<const LayerStats> transformed(const HeadTransforms& transforms,
+                                              const std::vector<TransformKind>& kinds) {
+  const LayerStats& stats = transforms.stats();
   auto view = std::make_unique<LayerStats>();
   view->layer = stats.layer, view->geometry = stats.geometry, view->has_values = stats.has_values;
   view->tokens = stats.tokens, view->sequences = stats.sequences, view->content_hash = stats.content_hash;
-  const int dim = dim_of(stats, side);
-  std::vector<Doubles> duals;  // A^-T, which multiplies queries and errors of outputs
-  std::vector<const Doubles*> matrices;
-  for (const HeadTransform* head : heads) {
-    matrices.push_back(&head->matrix);
-    duals.push_back(transposed(head->inverse, dim));
-  }
-  for (const auto& [which, sums] : stats.moments) {
-    const bool of_queries = which == Moment::query || which == Moment::scored_query;
-    if (side_of(which) != side) continue;
-    for (std::size_t h = 0; h < sums.size(); ++h)
-      view->moments[which].push_back(moved(sums[h], of_queries ? duals[h] : *matrices[h]));
-  }
   view->sample.key = stats.sample.key, view->sample.token = stats.sample.token;
   view->sample.value_weight = stats.sample.value_weight;
-  (side == Side::k ? view->sample.k : view->sample.v) =
-      moved(side == Side::k ? stats.sample.k : stats.sample.v, matrices);
-  if (side == Side::k) return view;
-  const auto size = static_cast<std::size_t>(dim) * static_cast<std::size_t>(dim);
-  for (std::size_t h = 0; h < heads.size(); ++h) {
-    const Doubles metric = turned(metric_of(stats, Side::v, h), duals[h], dim);
-    view->o_proj_metric.insert(view->o_proj_metric.end(), metric.begin(),
-                               metric.begin() + static_cast<std::ptrdiff_t>(size));
+  for (std::size_t h = 0; h < static_cast<std::size_t>(stats.geometry.num_kv_heads); ++h) {
+    const HeadView& head = transforms.view(kinds[transforms.entry_of(h)], h);
+    for (const auto& [which, sum] : head.moments) view->moments[which].push_back(sum);
+    view->o_proj_metric.insert(view->o_proj_metric.end(), head.metric.begin(), head.metric.end());
   }
   return view;
 }
@@ -167,42 +133,121 @@ Doubles refined_inverse(const Doubles& inverse, std::span<const float> matrix, i
 
 }  // namespace
 
-SideView::SideView(const LayerStats& stats, const Options& options, Side side)
-    : SideView(stats, options, side,
-               std::vector<TransformKind>(
-                   options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
-                   options.side(side).transform)) {}
+struct HeadTransforms::EntryMoments {
+  Doubles covariance, metric, mean;
+  std::int64_t tokens = 0;
+};
 
-SideView::SideView(const LayerStats& stats, const Options& options, Side side, std::vector<TransformKind> kinds)
-    : original_(stats), side_(side), kinds_(std::move(kinds)) {
+std::vector<HeadTransforms::EntryMoments> HeadTransforms::entry_moments(const LayerStats& stats, const Options& options,
+                                                                        Side side) {
+  const std::vector<MomentSum>& rows = stats.moment(side == Side::k ? Moment::key : Moment::value);
+  const std::vector<float> centers =
+      options.side(side).center ? make_center(stats, options, side) : std::vector<float>{};
+  const auto d = static_cast<std::size_t>(dim_of(stats, side));
+  std::vector<EntryMoments> entries;
+  for (std::size_t h = 0; h < rows.size(); ++h) {
+    const std::size_t entry = options.scope == Scope::layer ? 0 : h;
+    Doubles center;
+    if (!centers.empty())
+      center.assign(centers.begin() + static_cast<std::ptrdiff_t>(entry * d),
+                    centers.begin() + static_cast<std::ptrdiff_t>((entry + 1) * d));
+    EntryMoments own{mean_moment(rows[h], center), metric_of(stats, side, h), mean_vector(rows[h]),
+                     static_cast<std::int64_t>(rows[h].weight)};
+    if (entry == entries.size()) {
+      entries.push_back(std::move(own));
+      continue;
+    }
+    add_to(entries[entry].covariance, own.covariance);
+    add_to(entries[entry].metric, own.metric);
+    add_to(entries[entry].mean, own.mean);
+    entries[entry].tokens += own.tokens;
+  }
+  if (options.scope == Scope::layer)
+    for (Doubles* sum : {&entries[0].covariance, &entries[0].metric, &entries[0].mean})
+      for (double& value : *sum) value /= static_cast<double>(rows.size());
+  return entries;
+}
+
+void HeadTransforms::prepare(const std::vector<TransformKind>& kinds) {
+  std::vector<std::size_t> missing;
+  for (std::size_t entry = 0; entry < kinds.size(); ++entry)
+    if (!transforms_.contains({kinds[entry], entry})) missing.push_back(entry);
+  if (missing.empty()) return;
+  const int dim = dim_of(stats_, side_);
+  const auto d = static_cast<std::size_t>(dim), heads = static_cast<std::size_t>(stats_.geometry.num_kv_heads);
+  const std::vector<EntryMoments> moments = entry_moments(stats_, options_, side_);
+  const ChannelPairs pairs = pairs_of(stats_.geometry, side_);
+  std::vector<HeadTransform> found(missing.size());
+  std::vector<std::map<std::size_t, HeadView>> views(missing.size());
+  const auto find = [&](std::size_t i) {
+    const std::size_t entry = missing[i];
+    const EntryMoments& own = moments[entry];
+    HeadTransform& transform = found[i];
+    switch (kinds[entry]) {
+      case TransformKind::orthogonal:  // plans report the outlier gain of these heads, too
+        transform.outlier_gain = outlier_gain(own.covariance, own.metric, dim, own.tokens);
+        transform.scale.assign(d, 1.0);
+        transform.matrix.assign(d * d, 0.0);
+        for (std::size_t j = 0; j < d; ++j) transform.matrix[j * d + j] = 1.0;
+        transform.inverse = transform.matrix;
+        break;
+      case TransformKind::diagonal:
+        transform = diagonal_transform(own.covariance, own.metric, dim, own.tokens, pairs);
+        break;
+      case TransformKind::balanced:
+      case TransformKind::klt:
+        transform = balanced_transform(own.covariance, own.metric, own.mean, dim, own.tokens, kMostCondition);
+        break;
+    }
+    const bool changes = kinds[entry] != TransformKind::orthogonal;
+    for (std::size_t h = 0; h < heads; ++h)
+      if (entry_of(h) == entry) views[i][h] = head_view(stats_, side_, h, changes ? &transform : nullptr);
+  };
+  try {
+    parallel_for(static_cast<std::int64_t>(missing.size()), [&](std::int64_t i) { find(static_cast<std::size_t>(i)); });
+  } catch (const Error& error) {
+    throw Error{error.kind(), fmt::format("layer {} {}: {}", stats_.layer, name(side_), error.what()), error.hint()};
+  }
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    const TransformKind kind = kinds[missing[i]];
+    transforms_[{kind, missing[i]}] = std::move(found[i]);
+    for (auto& [head, view] : views[i]) views_[{kind, head}] = std::move(view);
+  }
+}
+
+SideView::SideView(const LayerStats& stats, const Options& options, Side side)
+    : original_(stats),
+      side_(side),
+      kinds_(options.scope == Scope::layer ? 1 : static_cast<std::size_t>(stats.geometry.num_kv_heads),
+             options.side(side).transform) {
+  HeadTransforms transforms(stats, options, side);
+  make_view(transforms);
+}
+
+SideView::SideView(HeadTransforms& transforms, std::vector<TransformKind> kinds)
+    : original_(transforms.stats()), side_(transforms.side()), kinds_(std::move(kinds)) {
+  make_view(transforms);
+}
+
+void SideView::make_view(HeadTransforms& transforms) {
   if (std::all_of(kinds_.begin(), kinds_.end(), [](TransformKind kind) { return kind == TransformKind::orthogonal; }))
     return;
-  const int dim = dim_of(stats, side);
-  const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
-  const ChannelPairs pairs = pairs_of(stats.geometry, side);
-  heads_.resize(kinds_.size());
-  try {
-    parallel_for(static_cast<std::int64_t>(kinds_.size()), [&](std::int64_t index) {
-      const auto h = static_cast<std::size_t>(index);
-      const EntryMoments& own = moments[h];
-      const bool balanced = kinds_[h] == TransformKind::balanced || kinds_[h] == TransformKind::klt;
-      heads_[h] = balanced ? balanced_transform(own.covariance, own.metric, own.mean, dim, own.tokens, kMostCondition)
-                           : diagonal_transform(own.covariance, own.metric, dim, own.tokens, pairs);
-      if (kinds_[h] != TransformKind::orthogonal) return;
-      const auto d = static_cast<std::size_t>(dim);  // plans report the outlier gain of these heads, too
-      heads_[h].scale.assign(d, 1.0);
-      heads_[h].matrix.assign(d * d, 0.0);
-      for (std::size_t i = 0; i < d; ++i) heads_[h].matrix[i * d + i] = 1.0;
-      heads_[h].inverse = heads_[h].matrix;
-    });
-  } catch (const Error& error) {
-    throw Error{error.kind(), fmt::format("layer {} {}: {}", stats.layer, name(side), error.what()), error.hint()};
-  }
-  std::vector<const HeadTransform*> of_head;
-  of_head.reserve(static_cast<std::size_t>(stats.geometry.num_kv_heads));
-  for (int h = 0; h < stats.geometry.num_kv_heads; ++h)
-    of_head.push_back(&heads_[options.scope == Scope::layer ? 0 : static_cast<std::size_t>(h)]);
-  view_ = transformed(stats, side, of_head);
+  transforms.prepare(kinds_);
+  for (std::size_t entry = 0; entry < kinds_.size(); ++entry)
+    heads_.push_back(transforms.transform(kinds_[entry], entry));
+  view_ = transformed(transforms, kinds_);
+}
+
+const SampledRows& SideView::sample() const {
+  const SampledRows& rows = side_ == Side::k ? original_.sample.k : original_.sample.v;
+  if (is_orthogonal()) return rows;
+  std::call_once(sampled_, [&] {
+    std::vector<const Doubles*> matrices;
+    for (int h = 0; h < original_.geometry.num_kv_heads; ++h)
+      matrices.push_back(&heads_[heads_.size() == 1 ? 0 : static_cast<std::size_t>(h)].matrix);
+    sample_ = moved(rows, matrices);
+  });
+  return sample_;
 }
 
 void SideView::compose(TensorPlan& plan, const Options& options) const {
@@ -218,15 +263,17 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
     for (const HeadTransform& head : heads_)
       rotation.channel_scale.insert(rotation.channel_scale.end(), head.scale.begin(), head.scale.end());
   } else {
-    std::vector<float> matrix, inverse;
-    for (std::size_t h = 0; h < heads_.size(); ++h) {
+    std::vector<float> matrix(heads_.size() * d * d), inverse(heads_.size() * d * d);
+    parallel_for(static_cast<std::int64_t>(heads_.size()), [&](std::int64_t index) {
+      const auto h = static_cast<std::size_t>(index);
       const Doubles own = rotation_matrix(rotation, static_cast<int>(h), dim);
       const Doubles a = own.empty() ? heads_[h].matrix : product(heads_[h].matrix, own, dim);
       const Doubles back = own.empty() ? heads_[h].inverse : product(transposed(own, dim), heads_[h].inverse, dim);
-      matrix.insert(matrix.end(), a.begin(), a.end());
-      const Doubles refined = refined_inverse(back, std::span(matrix).last(d * d), dim);
-      inverse.insert(inverse.end(), refined.begin(), refined.end());
-    }
+      const auto rounded = std::span(matrix).subspan(h * d * d, d * d);
+      std::copy(a.begin(), a.end(), rounded.begin());
+      const Doubles refined = refined_inverse(back, rounded, dim);
+      std::copy(refined.begin(), refined.end(), inverse.begin() + static_cast<std::ptrdiff_t>(h * d * d));
+    });
     rotation.kind = RotationKind::dense;
     rotation.matrix = std::move(matrix);
     rotation.inverse = std::move(inverse);
@@ -246,10 +293,10 @@ void SideView::compose(TensorPlan& plan, const Options& options) const {
 }
 
 std::vector<double> outlier_gains(const LayerStats& stats, const Options& options, Side side) {
-  const std::vector<EntryMoments> moments = entry_moments(stats, options, side);
+  const std::vector<HeadTransforms::EntryMoments> moments = HeadTransforms::entry_moments(stats, options, side);
   std::vector<double> gains(moments.size());
   parallel_for(static_cast<std::int64_t>(moments.size()), [&](std::int64_t index) {
-    const EntryMoments& own = moments[static_cast<std::size_t>(index)];
+    const HeadTransforms::EntryMoments& own = moments[static_cast<std::size_t>(index)];
     gains[static_cast<std::size_t>(index)] = outlier_gain(own.covariance, own.metric, dim_of(stats, side), own.tokens);
   });
   return gains;
