@@ -1,3 +1,4 @@
+#include <kvq/compute/parallel.h>
 #include <kvq/core/error.h>
 #include <kvq/stats/collect.h>
 #include <kvq/stats/golden_tokens.h>
@@ -171,8 +172,9 @@ std::vector<double> o_proj_metric(const LayerActivations& layer) {
   const auto d = static_cast<std::size_t>(g.v_head_dim), wide = d * static_cast<std::size_t>(g.num_q_heads);
   const auto group = static_cast<std::size_t>(g.queries_per_kv_head()),
              rows = static_cast<std::size_t>(layer.o_proj_rows);
-  std::vector<double> metric;
-  for (std::size_t h = 0; h < static_cast<std::size_t>(g.num_kv_heads); ++h) {
+  std::vector<double> metric(static_cast<std::size_t>(g.num_kv_heads) * d * d);
+  parallel_for(g.num_kv_heads, [&](std::int64_t head) {
+    const auto h = static_cast<std::size_t>(head);
     MomentSum sum(g.v_head_dim);
     std::vector<float> columns(rows * d);
     for (std::size_t q = h * group; q < (h + 1) * group; ++q) {
@@ -181,8 +183,8 @@ std::vector<double> o_proj_metric(const LayerActivations& layer) {
       sum.add(columns);
     }
     sum.symmetrize();
-    metric.insert(metric.end(), sum.sum.begin(), sum.sum.end());
-  }
+    std::copy(sum.sum.begin(), sum.sum.end(), metric.begin() + static_cast<std::ptrdiff_t>(h * d * d));
+  });
   return metric;
 }
 
