@@ -1,3 +1,4 @@
+#include <kvq/compute/parallel.h>
 #include <kvq/container/atomic_file.h>
 #include <kvq/container/output_target.h>
 #include <kvq/container/temporaries.h>
@@ -126,8 +127,13 @@ fs::path PartsFolder::part(const StatsHeader& header, const StatsRequest& reques
 }
 
 bool PartsFolder::remove() const {
+  const std::vector<fs::path> files = own_files();
+  parallel_for(static_cast<std::int64_t>(files.size()),
+               [&](std::int64_t i) {  // the system frees a file's memory slowly
+                 std::error_code ignored;
+                 fs::remove(files[static_cast<std::size_t>(i)], ignored);
+               });
   std::error_code ignored;
-  for (const fs::path& file : own_files()) fs::remove(file, ignored);
   // With files of others the marker stays, so that the next run knows the folder.
   const bool is_alone = std::distance(fs::directory_iterator(path_, ignored), fs::directory_iterator()) == 1;
   if (!is_alone || !fs::exists(path_ / kMarker, ignored)) return false;
