@@ -1,4 +1,5 @@
 #include <kvq/compute/cuda_library.h>
+#include <kvq/dump/dump_file.h>
 #include <kvq/stats/collect.h>
 
 #include "support/compare.h"
@@ -6,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <filesystem>
 #include <functional>
 #include <variant>
 
@@ -38,13 +40,8 @@ void check_same_decision(const TensorPlan& cuda, const TensorPlan& cpu) {
 }
 
 /// Whether a device decides as processors do.
-void check_decisions(const Method& method, Backend& backend, int dim, const std::function<void(Options&)>& change) {
-  const LayerActivations layer = make_layer({.head_dim = dim,
-                                             .v_head_dim = dim,
-                                             .lengths = {700, 300},
-                                             .dtype = dim == 64 ? DType::f32 : DType::bf16,
-                                             .softmax_scale = 0.1,
-                                             .outliers = true});
+void check_decisions(const Method& method, Backend& backend, const LayerActivations& layer,
+                     const std::function<void(Options&)>& change) {
   const Options options = options_of(method.name, [&](Options& o) { o.seed = 3, change(o); });
   const auto decide_on = [&](Backend& on) {
     const StatsRequest request{.moments = method.needs(options),
@@ -61,6 +58,15 @@ void check_decisions(const Method& method, Backend& backend, int dim, const std:
   }
 }
 
+LayerActivations synthetic_layer(int dim) {
+  return make_layer({.head_dim = dim,
+                     .v_head_dim = dim,
+                     .lengths = {700, 300},
+                     .dtype = dim == 64 ? DType::f32 : DType::bf16,
+                     .softmax_scale = 0.1,
+                     .outliers = true});
+}
+
 }  // namespace
 
 TEST_CASE("Every method decides on a CUDA device as on processors") {
@@ -69,20 +75,35 @@ TEST_CASE("Every method decides on a CUDA device as on processors") {
   for (const int dim : {64, 128})
     for (const Method& method : methods()) {
       INFO(method.name << ", head_dim " << dim);
-      check_decisions(method, *backend, dim, [](Options&) {});
+      check_decisions(method, *backend, synthetic_layer(dim), [](Options&) {});
     }
+}
+
+TEST_CASE("Every method decides about the sample dump on a CUDA device as on processors") {
+  // The folder where the test was compiled may be on another machine.
+  const std::filesystem::path name = "sample_data/calibration.h5";
+  const Dump dump = Dump::open({exists(name) ? name : std::filesystem::path(KVQ_SOURCE_DIR) / name});
+  const int device = 0;
+  const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
+  for (const LayerEntry& entry : dump.model().layers) {
+    const LayerActivations layer = dump.load_layer(entry.layer);
+    for (const Method& method : methods()) {
+      INFO(method.name << ", layer " << entry.layer);
+      check_decisions(method, *backend, layer, [](Options&) {});
+    }
+  }
 }
 
 TEST_CASE("Centroids and fitted codebooks on a CUDA device are those of processors") {
   const int device = 0;
   const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
   for (const bool joint : {false, true})
-    check_decisions(find_method("saw-int4"), *backend, 128, [&](Options& o) {
+    check_decisions(find_method("saw-int4"), *backend, synthetic_layer(128), [&](Options& o) {
       o.k.kmeans = 16, o.v.kmeans = 5;
       o.kmeans_restarts = 2;
       o.kmeans_joint = joint;
     });
-  check_decisions(find_method("block-gtq"), *backend, 128, [](Options& o) { o.k.fitted = true; });
+  check_decisions(find_method("block-gtq"), *backend, synthetic_layer(128), [](Options& o) { o.k.fitted = true; });
 }
 
 }  // namespace kvq::test

@@ -1,5 +1,6 @@
 #include <kvq/compute/cuda_library.h>
 #include <kvq/solve/trellis_tables.h>
+#include <kvq/stats/collect.h>
 
 #include "support/dump_writer.h"
 #include "support/layers.h"
@@ -34,6 +35,14 @@ double milliseconds(F f, bool least = false) {
   return least ? times.front() : times[times.size() / 2];
 }
 
+/// A layer of Qwen3-8B's size.
+LayerActivations qwen_layer() {
+  LayerSpec spec{.num_q_heads = 32, .num_kv_heads = 8, .head_dim = 128, .v_head_dim = 128, .lengths = {8878}};
+  spec.dtype = DType::bf16;
+  spec.softmax_scale = 1.0 / std::sqrt(128.0);
+  return make_layer(spec);
+}
+
 }  // namespace
 
 TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
@@ -54,11 +63,7 @@ TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
     for (std::size_t i = 0; i < count; ++i) different += some[i].vectors != all[i].vectors ? 1 : 0;
     fmt::print("of the first {}: {} differ from the batch of 576\n", count, different);
   }
-  // A layer of Qwen3-8B.
-  LayerSpec spec{.num_q_heads = 32, .num_kv_heads = 8, .head_dim = 128, .v_head_dim = 128, .lengths = {8878}};
-  spec.dtype = DType::bf16;
-  spec.softmax_scale = 1.0 / std::sqrt(128.0);
-  const LayerActivations layer = make_layer(spec);
+  const LayerActivations layer = qwen_layer();
   const LayerGeometry& g = layer.geometry;
   fmt::print("second moments of queries: {:.1f} ms\n",
              milliseconds([&] { backend->second_moments(layer.q.view(), {.heads_per_group = 4}); }));
@@ -70,6 +75,14 @@ TEST_CASE("Times of statistics and eigenvectors", "[.timing]") {
                  std::vector<AttentionMoments> moments(8, {MomentSum{128}, MomentSum{128}, {}});
                  backend->add_attention_moments(sequence, scored, moments, {});
                }));
+}
+
+TEST_CASE("The statistics of OSCAR for one layer, once: for a profiler, which adds up the times of kernels",
+          "[.layer]") {
+  const int device = 0;
+  const auto backend = CudaLibrary().make_backend(std::span(&device, 1));
+  const LayerActivations layer = qwen_layer();
+  collect(layer, {.moments = {Moment::query, Moment::key, Moment::value, Moment::scored_value}}, *backend);
 }
 
 TEST_CASE("Times of quantization", "[.timing]") {

@@ -49,9 +49,13 @@ class FreeBackend : public Backend {
     before_("error_covariances");
     return cpu_.error_covariances(tasks);
   }
-  KMeansResult kmeans(std::span<const float> rows, int dim, const KMeansOptions& options) override {
+  std::vector<KMeansResult> kmeans(std::span<const ClusterTask> tasks) override {
     before_("kmeans");
-    return cpu_.kmeans(rows, dim, options);
+    return cpu_.kmeans(tasks);
+  }
+  std::vector<float> sorted(std::vector<float> numbers) override {
+    before_("sorted");
+    return cpu_.sorted(std::move(numbers));
   }
   std::unique_ptr<OutputJudge> judge_outputs(std::vector<kvq::AttentionCase> heads) override {
     before_("judge_outputs");

@@ -65,7 +65,9 @@ Predicted given_geometry(const CalibrateFlags& flags, const Options& options) {
   check_tokens(*flags.inputs.num_tokens);
   Predicted predicted{input_of_geometry(flags.inputs.geometry, *flags.inputs.num_tokens), {}, {}};
   const PredictedInput& input = predicted.input;
-  check_layers(options, {.layers = input.layers});
+  ModelGeometry model;
+  model.layers = input.layers;
+  check_layers(options, model);
   predicted.subject = fmt::format("{}, {} in {}; no dump", counted(input.layers.size(), "layer"),
                                   counted(input.tokens, "token"), counted(input.sequences, "sequence"));
   return predicted;

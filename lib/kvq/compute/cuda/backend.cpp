@@ -5,6 +5,7 @@
 #include <kvq/compute/cuda/kmeans.h>
 #include <kvq/compute/cuda/moments.h>
 #include <kvq/compute/device_bytes.h>
+#include <kvq/compute/device_dealer.h>
 
 #include <algorithm>
 #include <exception>
@@ -32,15 +33,17 @@ double weight_of_group(const TensorView& rows, const MomentRequest& request, int
   return total;
 }
 
-/// One device or several, which divide the heads of statistics and take turns at other calls. A head is always computed
-/// whole, on one device, so the number of devices does not change a result. Attention with heads of more than kMostDim
-/// channels is the host's.
+/// One device or several. Calls for statistics are dealt by their work (DeviceDealer), other calls in turn. A head is
+/// always computed whole, on one device, so the number of devices does not change a result. Attention with heads of
+/// more than kMostDim channels is the host's.
 class CudaBackend : public Backend {
  public:
-  CudaBackend(std::span<const int> devices, std::int64_t limit, Backend& host) : host_(host) {
-    num_devices_ = static_cast<int>(devices.size());
-    const int lanes = limit > 0 ? lanes_within(limit) : kMostLanes;
-    contexts_.resize(devices.size() * static_cast<std::size_t>(lanes));
+  CudaBackend(std::span<const int> devices, std::int64_t limit, Backend& host)
+      : host_(host),
+        num_devices_(static_cast<int>(devices.size())),
+        contexts_(devices.size() * static_cast<std::size_t>(lanes_of(limit))),
+        dealer_(num_devices_, contexts_.size()) {
+    const int lanes = lanes_of(limit);
     for (std::size_t i = 0; i < devices.size(); ++i) {
       memories_.push_back(memory_of(devices[i], limit, lanes));
       contexts_[i] = std::make_unique<Context>(devices[i], *memories_[i]);
@@ -66,7 +69,8 @@ class CudaBackend : public Backend {
     KVQ_ASSERT(rows.heads % each == 0 && (request.weights.empty() || of_heads ||
                                           request.weights.size() == static_cast<std::size_t>(rows.tokens)));
     std::vector<MomentSum> sums(static_cast<std::size_t>(rows.heads / each), MomentSum{rows.dim});
-    for_each_device(rows.heads / each, [&](Context& context, int first, int count) {
+    const double work = static_cast<double>(rows.tokens) * rows.heads * rows.dim * rows.dim;
+    for_each_device(rows.heads / each, work, [&](Context& context, int first, int count) {
       cuda::second_moments(context, rows, request, first, count, sums);
     });
     for (std::size_t g = 0; g < sums.size(); ++g) {
@@ -81,7 +85,8 @@ class CudaBackend : public Backend {
     const auto square = static_cast<std::size_t>(rows.dim) * static_cast<std::size_t>(rows.dim);
     KVQ_ASSERT(matrices.size() == static_cast<std::size_t>(rows.heads) * square);
     std::vector<float> forms(static_cast<std::size_t>(rows.heads * rows.tokens));
-    for_each_device(rows.heads, [&](Context& context, int first, int count) {
+    const double work = static_cast<double>(rows.tokens) * rows.heads * rows.dim * rows.dim;
+    for_each_device(rows.heads, work, [&](Context& context, int first, int count) {
       cuda::quadratic_forms(context, rows, matrices, request, first, count, forms);
     });
     return forms;
@@ -97,7 +102,10 @@ class CudaBackend : public Backend {
       const std::lock_guard lock(done);
       if (head_done) head_done();
     };
-    for_each_device(sequence.end_kv_head() - sequence.first_kv_head, [&](Context& context, int first, int count) {
+    const int heads = sequence.end_kv_head() - sequence.first_kv_head;
+    const double tokens = static_cast<double>(sequence.count),
+                 work = tokens * tokens * heads * sequence.geometry.queries_per_kv_head() * sequence.geometry.head_dim;
+    for_each_device(heads, work, [&](Context& context, int first, int count) {
       cuda::add_attention_moments(context, sequence, sequence.first_kv_head + first, count, with_scored_query, into,
                                   say);
     });
@@ -147,6 +155,8 @@ class CudaBackend : public Backend {
   }
 
  private:
+  static int lanes_of(std::int64_t limit) { return limit > 0 ? lanes_within(limit) : kMostLanes; }
+
   static void* allocate(std::size_t bytes, const char* what) {
     void* memory = nullptr;
     check(cudaMalloc(&memory, bytes), what);
@@ -179,15 +189,6 @@ class CudaBackend : public Backend {
     return context(next_++ % contexts_.size());
   }
 
-  /// A context of each device. Calls at the same time take different ones.
-  std::vector<Context*> next_of_each_device() {
-    const std::lock_guard lock(mutex_);
-    const std::size_t devices = static_cast<std::size_t>(num_devices_), first = next_round_++ * devices;
-    std::vector<Context*> chosen;
-    for (std::size_t i = 0; i < devices; ++i) chosen.push_back(&context((first + i) % contexts_.size()));
-    return chosen;
-  }
-
   /// Made when it is first asked for. The caller holds mutex_.
   Context& context(std::size_t index) {
     std::unique_ptr<Context>& found = contexts_[index];
@@ -198,12 +199,19 @@ class CudaBackend : public Backend {
     return *found;
   }
 
-  /// Deals `count` heads to the devices and calls f(context, first, number of them), for each device in a thread.
+  /// Divides `count` heads over the devices that the dealer chooses and calls f(context, first, number of them), for
+  /// each device in a thread.
+  /// @param work  as DeviceDealer::Call
   template <typename F>
-  void for_each_device(int count, F f) {
-    const int devices = num_devices_;
-    const std::vector<Context*> contexts = next_of_each_device();
-    std::vector<std::exception_ptr> errors(static_cast<std::size_t>(devices));
+  void for_each_device(int count, double work, F f) {
+    const DeviceDealer::Call call(dealer_, work);
+    std::vector<Context*> contexts;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const std::size_t index : call.contexts()) contexts.push_back(&context(index));
+    }
+    const int devices = static_cast<int>(contexts.size());
+    std::vector<std::exception_ptr> errors(contexts.size());
     const auto run = [&](int i) {
       const int first = count * i / devices, end = count * (i + 1) / devices;
       if (first == end) return;
@@ -225,11 +233,12 @@ class CudaBackend : public Backend {
   }
 
   Backend& host_;
-  int num_devices_ = 0;
+  const int num_devices_;
   std::vector<std::unique_ptr<DeviceMemory>> memories_;  ///< of each device
   std::vector<std::unique_ptr<Context>> contexts_;  ///< the first one of each device, then others, made when needed
-  std::mutex mutex_;                                ///< of next_context()
-  std::size_t next_ = 0, next_round_ = 0;
+  std::mutex mutex_;                                ///< of next_ and contexts_
+  DeviceDealer dealer_;                             ///< of calls for statistics
+  std::size_t next_ = 0;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@ namespace kvq::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kCodingWarps = 2;  ///< of blocks that quantize: small ones fit better into shared memory
 
 /// The magnitude with so many smaller ones or equal ones before it in order. All lanes call it.
 __device__ __forceinline__ float magnitude_of_rank(const float* x, int dim, int rank, int lane) {
@@ -24,14 +25,14 @@ __device__ __forceinline__ float magnitude_of_rank(const float* x, int dim, int 
 
 /// Shared memory of a warp, in floats: whole numbers of 16 bytes.
 __host__ __device__ constexpr int warp_floats(int dim, bool trellis, int states) {
-  return ((trellis ? 2 * states + nearby_bytes(dim) / 4 + dim : 0) + dim + 3) / 4 * 4;
+  return ((trellis ? 2 * states + nearby_bytes(dim) / 4 + kSeamLength + dim : 0) + dim + 3) / 4 * 4;
 }
 /// Most states of a trellis.
 __host__ __device__ constexpr int most_states(bool survivors) { return survivors ? kMostStates : kKnownStates; }
 
 /// Grid: [warps that take rows in turn, tasks].
 template <bool kTrellis>
-__global__ void __launch_bounds__(32 * kWarps, kTrellis ? 5 : 9)
+__global__ void __launch_bounds__(32 * kCodingWarps, kTrellis ? 11 : 18)
     code_rows_kernel(const CodedRows* tasks, std::uint8_t* survivors, int* failed) {
   extern __shared__ float memory[];
   const CodedRows& task = tasks[blockIdx.y];
@@ -42,16 +43,16 @@ __global__ void __launch_bounds__(32 * kWarps, kTrellis ? 5 : 9)
   TrellisMemory trellis = {};
   if (kTrellis) {
     trellis.costs = own, trellis.states = states;
-    trellis.y = x + dim;
+    trellis.y = x + dim + kSeamLength;
     if (nearby_bytes(dim) > 0) trellis.nearby = reinterpret_cast<std::uint8_t*>(trellis.y + dim);
     if (survivors)
       trellis.oldest =
-          survivors + (std::size_t{blockIdx.y * gridDim.x + blockIdx.x} * kWarps + warp) * survivor_bytes(dim);
+          survivors + (std::size_t{blockIdx.y * gridDim.x + blockIdx.x} * kCodingWarps + warp) * survivor_bytes(dim);
   }
   int coded = 0;  // channels that are in a group
   for (int g = 0; g < task.num_groups; ++g) coded += task.groups[g].count;
-  for (int row = static_cast<int>(blockIdx.x) * kWarps + warp; row < task.count;
-       row += static_cast<int>(gridDim.x) * kWarps) {
+  for (int row = static_cast<int>(blockIdx.x) * kCodingWarps + warp; row < task.count;
+       row += static_cast<int>(gridDim.x) * kCodingWarps) {
     const float* from = task.rows + std::int64_t{row} * dim;
     bool finite = true;
     for (int i = lane; i < dim; i += 32) {
@@ -188,16 +189,16 @@ int divide(int a, int b) { return (a + b - 1) / b; }
 void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, std::uint8_t* survivors,
                int* failed, CUstream_st* stream) {
   const int bytes =
-      kWarps * warp_floats(dim, trellis, most_states(survivors != nullptr)) * static_cast<int>(sizeof(float));
+      kCodingWarps * warp_floats(dim, trellis, most_states(survivors != nullptr)) * static_cast<int>(sizeof(float));
   const auto kernel = trellis ? code_rows_kernel<true> : code_rows_kernel<false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  const int blocks = divide(most_rows, kWarps), most_blocks = kTrellisWarps / kWarps;
+  const int blocks = divide(most_rows, kCodingWarps), most_blocks = kTrellisWarps / kCodingWarps;
   // Tasks in turn as far as there is room for their survivors.
   const int at_once = survivors ? max(1, most_blocks / blocks) : num_tasks;
   for (int first = 0; first < num_tasks; first += at_once)
     kernel<<<dim3(static_cast<unsigned>(survivors ? min(blocks, most_blocks) : blocks),
                   static_cast<unsigned>(min(at_once, num_tasks - first))),
-             32 * kWarps, static_cast<std::size_t>(bytes), stream>>>(tasks + first, survivors, failed);
+             32 * kCodingWarps, static_cast<std::size_t>(bytes), stream>>>(tasks + first, survivors, failed);
 }
 
 void weigh_errors(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool with_energy, CodedSums* row_sums,

@@ -45,8 +45,8 @@ inline constexpr int kChunkTokens = 256;
 /// @param weighted  [count, D] rows times their weights, or null
 void widen(const Rows& rows, const Weights& weights, int head, std::int64_t first, std::int64_t count, double* plain,
            double* weighted, CUstream_st* stream);
-/// means[c, D] = sum of each chunk's rows. @param rows  [chunks * kChunkTokens, D]
-void sum_rows(const double* rows, int chunks, int dim, double* means, CUstream_st* stream);
+/// The sum of each chunk's rows, [D] at sums + chunk * stride. @param rows  [chunks * kChunkTokens, D]
+void sum_rows(const double* rows, int chunks, int dim, double* sums, std::int64_t stride, CUstream_st* stream);
 /// total[i] += the sum of parts[c, i] over c, in the order of c.
 void add_parts(const double* parts, int count, std::int64_t size, double* total, CUstream_st* stream);
 /// forms[t] = max(0, x_t . y_t) as float. @param x, y  [count, D]

@@ -75,19 +75,18 @@ class DeviceMoment {
     const std::size_t widened = size(std::int64_t{chunks} * kChunkTokens * dim_);
     double* plain = context_.plain.room<double>(widened, kMoments);
     double* weighted = weights.any() ? context_.weighted.room<double>(widened, kMoments) : plain;
-    double* products = context_.products.room<double>(size(chunks * square_), kMoments);
-    double* means = context_.means.room<double>(size(std::int64_t{chunks} * dim_), kMoments);
+    const std::int64_t part = square_ + dim_;  // the product of a chunk, then the sum of its rows
+    double* parts = context_.products.room<double>(size(chunks * part), kMoments);
     widen(rows, weights, head, first, count, plain, weights.any() ? weighted : nullptr, context_.stream());
     // Row-major [n, D] is column-major [D, n]: each product is plain^T weighted. One head at a time, so that what
     // cuBLAS computes does not depend on the number of heads.
     const double one = 1.0, zero = 0.0;
     const std::int64_t stride = std::int64_t{kChunkTokens} * dim_;
     check(cublasDgemmStridedBatched(context_.blas(), CUBLAS_OP_N, CUBLAS_OP_T, d, d, kChunkTokens, &one, weighted, d,
-                                    stride, plain, d, stride, &zero, products, d, square_, chunks),
+                                    stride, plain, d, stride, &zero, parts, d, part, chunks),
           kMoments);
-    sum_rows(weighted, chunks, d, means, context_.stream());
-    add_parts(products, chunks, square_, total_, context_.stream());
-    add_parts(means, chunks, dim_, total_ + square_, context_.stream());
+    sum_rows(weighted, chunks, d, parts + square_, part, context_.stream());
+    add_parts(parts, chunks, part, total_, context_.stream());
   }
 
   Context& context_;

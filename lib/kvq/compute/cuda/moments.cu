@@ -42,19 +42,30 @@ __global__ void widen_kernel(Rows rows, Weights weights, int head, std::int64_t 
   }
 }
 
-__global__ void sum_rows_kernel(const double* rows, double* means) {
-  const int j = static_cast<int>(threadIdx.x), dim = static_cast<int>(blockDim.x);
-  const double* x = rows + std::int64_t{blockIdx.x} * kChunkTokens * dim + j;
+constexpr int kSumChannels = 32, kSumSlices = 16;
+/// Grid: [chunks, channels]; threads: [channels, slices of the rows].
+__global__ void sum_rows_kernel(const double* rows, int dim, double* sums, std::int64_t stride) {
+  __shared__ double of_slice[kSumSlices][kSumChannels];
+  const int slice = static_cast<int>(threadIdx.y), j = static_cast<int>(blockIdx.y * kSumChannels + threadIdx.x);
+  constexpr int kRows = kChunkTokens / kSumSlices;
   double sum = 0.0;
-#pragma unroll 8
-  for (int i = 0; i < kChunkTokens; ++i) sum += x[std::int64_t{i} * dim];
-  means[std::int64_t{blockIdx.x} * dim + j] = sum;
+  if (j < dim) {
+    const double* x = rows + (std::int64_t{blockIdx.x} * kChunkTokens + slice * kRows) * dim + j;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sum += x[std::int64_t{i} * dim];
+  }
+  of_slice[slice][threadIdx.x] = sum;
+  __syncthreads();
+  if (slice != 0 || j >= dim) return;
+  for (int s = 1; s < kSumSlices; ++s) sum += of_slice[s][threadIdx.x];
+  sums[blockIdx.x * stride + j] = sum;
 }
 
 __global__ void add_parts_kernel(const double* parts, int count, std::int64_t size, double* total) {
   const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i >= size) return;
   double sum = total[i];
+#pragma unroll 16
   for (int c = 0; c < count; ++c) sum += parts[c * size + i];
   total[i] = sum;
 }
@@ -186,8 +197,9 @@ void widen(const Rows& rows, const Weights& weights, int head, std::int64_t firs
   widen_kernel<<<blocks_for(count, kChunkTokens) * (kChunkTokens / kWidenTokens), static_cast<unsigned>(rows.dim), 0,
                  stream>>>(rows, weights, head, first, count, plain, weighted);
 }
-void sum_rows(const double* rows, int chunks, int dim, double* means, CUstream_st* stream) {
-  sum_rows_kernel<<<static_cast<unsigned>(chunks), static_cast<unsigned>(dim), 0, stream>>>(rows, means);
+void sum_rows(const double* rows, int chunks, int dim, double* sums, std::int64_t stride, CUstream_st* stream) {
+  sum_rows_kernel<<<dim3(static_cast<unsigned>(chunks), blocks_for(dim, kSumChannels)), dim3(kSumChannels, kSumSlices),
+                    0, stream>>>(rows, dim, sums, stride);
 }
 void add_parts(const double* parts, int count, std::int64_t size, double* total, CUstream_st* stream) {
   add_parts_kernel<<<blocks_for(size, 128), 128, 0, stream>>>(parts, count, size, total);

@@ -13,7 +13,7 @@ namespace kvq::cuda {
 
 /// Memory of one warp that searches a trellis.
 struct TrellisMemory {
-  float* y;              ///< [count] channels with the scale left out, then the decoded values
+  float* y;              ///< [-kSeamLength, count) channels with the scale left out, then the decoded values
   float* costs;          ///< [2, states]
   int states;            ///< most states of a trellis here
   std::uint8_t* nearby;  ///< [steps, kKnownStates] in shared memory, if there is room: the state before each state
@@ -91,54 +91,65 @@ struct KnownTrellis {
     __syncwarp();
   }
 
-  /// Steps [first, first + count) for channels y.
-  __device__ __forceinline__ void run(const float* y, int count, int first) const {
+  /// Steps for channels y.
+  __device__ __forceinline__ void run(const float* y, int count) const {
     const auto leading = [&](int steps) {
       return reinterpret_cast<const float4*>(memory.cost(steps) + (state >> kBits) * kBranches) + part * (kTried / 4);
     };
-    const float4 *even = leading(first), *odd = leading(first + 1);
-    float *to_even = memory.cost(first) + place(state), *to_odd = memory.cost(first + 1) + place(state);
-    std::uint8_t* survivors = memory.nearby + first * kStates + state;
+    const float4 *even = leading(0), *odd = leading(1);
+    float *to_even = memory.cost(0) + place(state), *to_odd = memory.cost(1) + place(state);
+    std::uint8_t* survivors = memory.nearby + state;
+    int i = 0;
+    if (reinterpret_cast<std::uintptr_t>(y) % sizeof(float4) == 0)
 #pragma unroll 1
-    for (int i = 0; i + 1 < count; i += 2, survivors += 2 * kStates) {
-      step(y[i], even, to_odd, survivors);
-      step(y[i + 1], odd, to_even, survivors + kStates);
-    }
-    if (count % 2 != 0) step(y[count - 1], even, to_odd, survivors);
+      for (; i + 3 < count; i += 4, survivors += 4 * kStates) {
+        const float4 four = *reinterpret_cast<const float4*>(y + i);
+        step(four.x, even, to_odd, survivors);
+        step(four.y, odd, to_even, survivors + kStates);
+        step(four.z, even, to_odd, survivors + 2 * kStates);
+        step(four.w, odd, to_even, survivors + 3 * kStates);
+      }
+#pragma unroll 1
+    for (; i < count; ++i, survivors += kStates)
+      step(y[i], i % 2 == 0 ? even : odd, i % 2 == 0 ? to_odd : to_even, survivors);
+  }
+
+  /// The state of least cost after an even number of steps, the first of equal ones.
+  __device__ __forceinline__ int best_state() const {
+    float cost = CUDART_INF_F;
+    int best = kStates;
+    const auto take = [&](float other, int z) {
+      if (z < kStates && (best == kStates || other < cost || (other == cost && z < best))) cost = other, best = z;
+    };
+    for (int z = lane; z < kStates; z += 32) take(memory.cost(0)[place(z)], z);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) take(__shfl_xor_sync(kAll, cost, step), __shfl_xor_sync(kAll, best, step));
+    return best;
   }
 
   /// The codes of the channels, in the lowest bits of memory.nearby[i * kStates].
   __device__ __forceinline__ void search(int count) const {
-    // The state at the seam, by a run over the last channels and then the first ones.
     const int length = min(count, kSeamLength);
-    for (int z = lane; z < kStates; z += 32) memory.cost(0)[z] = 0.0f;
+    for (int i = lane; i < length; i += 32) memory.y[i - length] = memory.y[count - length + i];
     __syncwarp();
-    run(memory.y + count - length, length, 0);
-    run(memory.y, length, length);
-    float cost = CUDART_INF_F;
-    int seam = kStates;
-    for (int z = lane; z < kStates; z += 32)
-      if (const float own = memory.cost(0)[place(z)]; own < cost || seam == kStates) cost = own, seam = z;
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      const float other = __shfl_xor_sync(kAll, cost, step);
-      const int other_seam = __shfl_xor_sync(kAll, seam, step);
-      if (other_seam < kStates && (seam == kStates || other < cost || (other == cost && other_seam < seam)))
-        cost = other, seam = other_seam;
+    // First the state at the seam, by a run over the last channels and then the first ones, then the search.
+    int seam = 0;
+#pragma unroll 1
+    for (const bool is_first : {true, false}) {
+      for (int z = lane; z < kStates; z += 32) memory.cost(0)[place(z)] = is_first || z == seam ? 0.0f : CUDART_INF_F;
+      __syncwarp();
+      const int steps = is_first ? 2 * length : count;
+      run(is_first ? memory.y - length : memory.y, steps);
+      if (is_first) seam = best_state();
+      if (lane == 0)
+        for (int i = steps; i-- > (is_first ? length : 0);) {
+          const int before = memory.nearby[i * kStates + seam];
+          memory.nearby[i * kStates] = static_cast<std::uint8_t>(seam);
+          seam = before;
+        }
+      seam = __shfl_sync(kAll, seam, 0);
+      __syncwarp();
     }
-    if (lane == 0)
-      for (int i = 2 * length; i-- > length;) seam = memory.nearby[i * kStates + seam];
-    seam = __shfl_sync(kAll, seam, 0);
-    for (int z = lane; z < kStates; z += 32) memory.cost(0)[place(z)] = z == seam ? 0.0f : CUDART_INF_F;
-    __syncwarp();
-    run(memory.y, count, 0);
-    if (lane == 0)
-      for (int i = count; i-- > 0;) {
-        const int before = memory.nearby[i * kStates + seam];
-        memory.nearby[i * kStates] = static_cast<std::uint8_t>(seam);
-        seam = before;
-      }
-    __syncwarp();
   }
 };
 
