@@ -14,25 +14,29 @@ inline constexpr double kSerialShare = 0.12;    ///< of a budget's decision: wha
 // One NVIDIA H200 and 16 processors beside it; a layer is one of Qwen3-8B (32 and 8 heads of 128 channels, bfloat16)
 // with 8878 tokens.
 
-inline constexpr double kStartSeconds = 0.4;         ///< of CUDA, once
+inline constexpr double kStartSeconds = 0.35;        ///< of CUDA, once
 inline constexpr double kCopyRate = 22e9;            ///< bytes a second to the device: a layer's 109 MB, 5 ms
 inline constexpr double kAttentionRate = 50e12;      ///< FLOP/s: attention moments of a layer, 13 ms without copies
 inline constexpr double kScoreRate = 21e12;          ///< FLOP/s: 15 ms more with scored queries
 inline constexpr double kPartsFactor = 3.0;          ///< attention of float16 and float32, three parts each: estimated
 inline constexpr double kGroupSeconds = 2e-4;        ///< a second moment: 1.8 ms for 8 heads of keys
 inline constexpr double kMomentSeconds = 8e-12;      ///< and for each number of the rows: 20 bytes at 2.5 TB/s
-inline constexpr double kEighSeconds = 61e-3 / 576;  ///< a matrix of 128; grows with the cube
-inline constexpr double kDeviceSearchSeconds = (1.385 + 2.266) / (36 * 16 * 2048);  ///< like kSearchSeconds
-inline constexpr double kCodeSeconds = 11.0 / (36 * 16 * 14336);  ///< quantizes a row of 128 channels with a trellis
-inline constexpr double kSaveRate = 1.05e9;                       ///< bytes a second of statistics: a layer in 29 ms
-inline constexpr double kLoadRate = 0.87e9;  ///< bytes a second to read them again: a layer in 35 ms
+inline constexpr double kEighSeconds = 13e-3 / 576;  ///< a matrix of 128; grows with the cube
+/// Like kSearchSeconds, with golden rows and the artifact, which take the rest of 1.5 s.
+inline constexpr double kDeviceSearchSeconds = 1.5 / (36 * 16 * 2048);
+inline constexpr double kCodeSeconds = 5.0 / (36 * 16 * 14336);  ///< quantizes a row of 128 channels with a trellis
+inline constexpr double kClusterRate = 13e12;  ///< FLOP/s of k-means with its seeding: 25 steps, C = 256, in 41 ms
+inline constexpr double kSaveRate = 1.05e9;    ///< bytes a second of statistics: a layer in 29 ms
+inline constexpr double kLoadRate = 0.87e9;    ///< bytes a second to read them again: a layer in 35 ms
 /// Seconds that processors take for the plans of one head and side under a budget, all threads together, at head_dim
-/// 128; grows with the cube. 16 threads take 0.53 s for a layer.
-inline constexpr double kBudgetSeconds = 0.53;
+/// 128; grows with the cube. 16 threads take 0.25 s for a layer.
+inline constexpr double kBudgetSeconds = 0.25;
 
-/// Layers that are read, and written, side by side, and layers that are decided side by side: each has a thread of its
-/// own, so that reading and deciding divide by these numbers, and searches take turns on so many GPUs.
-inline constexpr double kLayersRead = 1.0, kLayersDecided = 1.0;
+/// How much faster layers are read and written, and loaded to be decided, because some are in work side by side: 36
+/// layers take 1.77 s from the first reading to the last writing, and 0.73 s to be decided.
+inline constexpr double kLayersRead = 1.45, kLayersDecided = 2.5;
+/// Layers in memory at a time, at most; and as many as have so many bytes together, but two at least.
+inline constexpr double kLayersInWork = 6.0, kBytesInWork = 2.0 * (1 << 30);
 
 /// Processors of the machine that was measured.
 inline constexpr int kCoresBeside = 16;

@@ -249,20 +249,18 @@ void add_processors_time(Prediction& p, const PredictedLayer& layer, double host
 }
 
 /// @param on_device  seconds of the device with the most heads, for the statistics
-void add_device_time(Prediction& p, const PredictedLayer& layer, double on_device, int devices, double host_flops,
-                     bool joint) {
+void add_device_time(Prediction& p, const PredictedLayer& layer, double on_device, int devices, bool joint) {
   using namespace rates;
   // The next layer is read, and the last one written, while the device is at this one.
   p.collect_seconds +=
       std::max({layer.bytes / kReadRate / kLayersRead, on_device, layer.stats_bytes / kSaveRate / kLayersRead});
-  // Layers that are decided side by side call devices in turn; under a budget there are enough for all devices.
+  // Searches wait for processors, so that more devices do not make them faster.
   const DecisionWork& work = layer.work;
-  const double search = (kDeviceSearchSeconds * work.searched_rows + kEighSeconds * work.matrices) /
-                        std::min<double>(devices, kLayersDecided);
+  const double search = kDeviceSearchSeconds * work.searched_rows + kEighSeconds * work.matrices;
   const double of_budget =
       joint ? std::max(kCodeSeconds * work.coded_rows / devices, work.budget_seconds / p.threads) : 0.0;
   p.decide_seconds +=
-      std::max(layer.stats_bytes / kLoadRate / kLayersDecided, search + of_budget) + work.kmeans_flops / host_flops;
+      std::max(layer.stats_bytes / kLoadRate / kLayersDecided, search + of_budget) + work.kmeans_flops / kClusterRate;
 }
 
 double artifact_bytes(const Options& options, const LayerEntry& entry, double golden_tokens) {
@@ -304,7 +302,7 @@ Prediction predict(const PredictedInput& input, const StatsRequest& request, con
       const double share =
           static_cast<double>((g.num_kv_heads + machine.devices - 1) / machine.devices) / g.num_kv_heads;
       add_device_time(p, layer, device_collect_seconds(input, entry, layer.bytes, borders, own, share), machine.devices,
-                      host_flops, joint);
+                      joint);
     } else {
       add_processors_time(p, layer, host_flops, joint);
     }
@@ -315,7 +313,8 @@ Prediction predict(const PredictedInput& input, const StatsRequest& request, con
   if (on_device) {
     p.start_seconds = rates::kStartSeconds;
     p.collect_seconds += largest / rates::kReadRate;  // the device waits for the first layer
-    p.peak_bytes += rates::kLayersRead * largest;
+    const double in_work = std::clamp(rates::kBytesInWork / std::max(largest, 1.0), 2.0, rates::kLayersInWork);
+    p.peak_bytes += (in_work - 1.0) * largest;
     p.device_bytes = wanted_device_bytes(input, request, options, machine);
     if (machine.memory_limit > 0) p.device_bytes = std::min(p.device_bytes, static_cast<double>(machine.memory_limit));
   }
