@@ -400,6 +400,14 @@ void check_kmeans(Backend& backend) {
   CHECK_THAT(error_text([&] { cluster({.clusters = 701}); }), StartsWith("usage: "));
 }
 
+void check_sorted(Backend& backend) {
+  for (const std::size_t count : {0, 1, 1000}) {
+    std::vector<float> numbers = gaussian(count, count + 3), expected = numbers;
+    std::sort(expected.begin(), expected.end());
+    CHECK(backend.sorted(numbers) == expected);
+  }
+}
+
 // ---- attention's error under plans -------------------------------------------------------------------------------
 
 void check_judge(Backend& backend) {
@@ -464,6 +472,7 @@ void check_conformance(Backend& backend) {
   check_eigh(backend);
   check_coded_errors(backend);
   check_kmeans(backend);
+  check_sorted(backend);
   check_judge(backend);
 }
 
