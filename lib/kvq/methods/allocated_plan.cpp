@@ -18,8 +18,6 @@
 
 namespace kvq {
 
-namespace {
-
 /// Columns of the basis, or channels, that get one width together. Of equal gains the unit with the lower index wins.
 struct Unit {
   std::vector<int> channels;
@@ -31,6 +29,8 @@ struct HeadProblem {
   std::vector<Unit> units;
   std::vector<double> scores;
 };
+
+namespace {
 
 /// Diagonal of a moment along the columns of a basis, or along the channels if the basis is empty.
 std::vector<double> energies(const std::vector<double>& moment, const std::vector<double>& basis, int dim) {
