@@ -166,3 +166,52 @@ def test_a_process_that_stands_still_for_a_while_changes_nothing(long_dump, tmp_
     _, errors = run.communicate(timeout=60)
     assert run.returncode == 0, errors
     assert dealt.read_bytes() == whole.read_bytes()
+
+
+@pytest.fixture
+def two_networks(tmp_path):
+    """Two network namespaces, linked, and a program that starts a command in the second one, as ssh would."""
+
+    def ip(*words: str) -> bool:
+        return subprocess.run(["ip", *words], capture_output=True).returncode == 0
+
+    first, second = f"kvq-{os.getpid()}-a", f"kvq-{os.getpid()}-b"
+    if shutil.which("ip") is None or not ip("netns", "add", first):
+        pytest.skip("this user makes no network namespaces")
+    try:
+        assert ip("netns", "add", second)
+        assert ip("link", "add", "va", "netns", first, "type", "veth", "peer", "name", "vb", "netns", second)
+        for name, link, address in ((first, "va", "10.209.0.1/24"), (second, "vb", "10.209.0.2/24")):
+            assert ip("-n", name, "address", "add", address, "dev", link)
+            assert ip("-n", name, "link", "set", "lo", "up") and ip("-n", name, "link", "set", link, "up")
+        agent = tmp_path / "agent"
+        agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {second} sh -c "$*"\n')
+        agent.chmod(0o755)
+        yield first, agent
+    finally:
+        ip("netns", "delete", first)
+        ip("netns", "delete", second)
+
+
+def test_processes_in_two_networks(dump, tmp_path, two_networks):
+    calibrate(dump, tmp_path / "one")
+    namespace, agent = two_networks
+    network = "10.209.0.0/24"
+    parameters = {
+        "plm_rsh_agent": str(agent),
+        "btl": "tcp,self",  # no memory in common
+        "btl_tcp_if_include": network,
+        "oob_tcp_if_include": network,
+    }
+    run = subprocess.run(
+        ["ip", "netns", "exec", namespace, "mpirun", "-n", "2", "--host", "10.209.0.1,10.209.0.2"]
+        + [word for name, value in parameters.items() for word in ("--mca", name, value)]
+        + [str(TOOL.resolve()), "--quiet", str(dump), "--output", str(tmp_path / "two")],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "two").read_bytes() == (tmp_path / "one").read_bytes()

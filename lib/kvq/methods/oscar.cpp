@@ -24,39 +24,52 @@ bool is_residual(const Composition& composition) {
   return composition.id == CompositionId::residual || composition.id == CompositionId::residual_published;
 }
 
-/// Cost of a candidate rotation on the heads that share it, without clip, so that comparing candidates is cheap.
-double candidate_cost(const RotationRequest& request, int h, const std::vector<double>& rotation) {
-  const auto d = static_cast<std::size_t>(request.dim());
-  std::span<const float> center;
-  if (!request.center.empty())
-    center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
-  std::vector<RotatedData> rotated;
-  for (const std::size_t member : request.members(h)) rotated.push_back(rotate(request.data[member], rotation, center));
-  return coding_cost_of(rotated, RowCodec(request.coder, 1.0, request.dim()), request.backend);
-}
-
 struct Candidate {
   std::vector<double> matrix, basis;
   std::string signs;
 };
 
+/// Costs of candidate rotations on the heads that share entry h, without clip, so that comparing candidates is cheap.
+std::vector<double> candidate_costs(const RotationRequest& request, int h, const std::vector<Candidate>& candidates) {
+  const auto d = static_cast<std::size_t>(request.dim());
+  std::span<const float> center;
+  if (!request.center.empty())
+    center = std::span<const float>{request.center}.subspan(static_cast<std::size_t>(h) * d, d);
+  const std::vector<std::size_t> members = request.members(h);
+  std::vector<RotatedData> rotated(candidates.size() * members.size());
+  parallel_for(static_cast<std::int64_t>(rotated.size()), [&](std::int64_t index) {
+    const auto i = static_cast<std::size_t>(index);
+    rotated[i] = rotate(request.data[members[i % members.size()]], candidates[i / members.size()].matrix, center);
+  });
+  const RowCodec codec(request.coder, 1.0, request.dim());
+  std::vector<CodingTask> tasks;
+  for (const RotatedData& rows : rotated) tasks.push_back({&rows, &codec});
+  const std::vector<double> of_tasks = request.backend.coding_costs(tasks);
+  std::vector<double> costs(candidates.size(), 0.0);
+  for (std::size_t i = 0; i < of_tasks.size(); ++i) costs[i / members.size()] += of_tasks[i];
+  return costs;
+}
+
 /// The best of the canonical signs and of N = sign_search random choices; on a tie the earlier candidate.
 Candidate choose_signs(const RotationRequest& request, int h, const Composition& composition, const EigenPairs& pairs) {
+  constexpr int kTogether = 16;  // candidates whose rows are in memory at a time
   const int dim = request.dim(), order = hadamard_order(dim);
   const bool search = request.options.sign_search > 0 && composition.uses('U') && composition.uses('H');
   Candidate best{compose(composition, pairs.vectors, dim, order), pairs.vectors, "canonical"};
   if (!search) return best;
-  double best_cost = candidate_cost(request, h, best.matrix);
-  for (int n = 1; n <= request.options.sign_search; ++n) {
-    // Keys and values draw from different streams: the side is part of the head word.
-    const int stream = kvq::stream(h, request.side);
-    std::vector<double> basis = with_signs(pairs.vectors, dim, request.options.seed, request.stats.layer, stream, n);
-    std::vector<double> matrix = compose(composition, basis, dim, order);
-    const double cost = candidate_cost(request, h, matrix);
-    if (cost < best_cost) {
-      best = {std::move(matrix), std::move(basis), fmt::format("random {} of {}", n, request.options.sign_search)};
-      best_cost = cost;
+  double best_cost = candidate_costs(request, h, {best}).front();
+  // Keys and values draw from different streams: the side is part of the head word.
+  const int stream = kvq::stream(h, request.side), last = request.options.sign_search;
+  for (int first = 1; first <= last; first += kTogether) {
+    std::vector<Candidate> candidates;
+    for (int n = first; n <= std::min(last, first + kTogether - 1); ++n) {
+      std::vector<double> basis = with_signs(pairs.vectors, dim, request.options.seed, request.stats.layer, stream, n);
+      std::vector<double> matrix = compose(composition, basis, dim, order);
+      candidates.push_back({std::move(matrix), std::move(basis), fmt::format("random {} of {}", n, last)});
     }
+    const std::vector<double> costs = candidate_costs(request, h, candidates);
+    for (std::size_t i = 0; i < candidates.size(); ++i)
+      if (costs[i] < best_cost) best = std::move(candidates[i]), best_cost = costs[i];
   }
   return best;
 }

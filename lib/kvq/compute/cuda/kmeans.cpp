@@ -214,6 +214,8 @@ class Batch {
     upload(in_.moving, std::span<const int>(std::vector<int>(static_cast<std::size_t>(c_.sets), 1)));
     one.order = in_.values;
     one.centroids[0] = one.centroids[1] = c_.middle;
+    check(cudaMemsetAsync(c_.middle, 0, static_cast<std::size_t>(c_.sets * c_.dim) * sizeof(float), context_.stream()),
+          kWhat);
     move_to_means(one, 0, context_.stream());
   }
 
