@@ -50,9 +50,20 @@ struct Tile {
   }
   /// Starts copies of rows [first, first + kRows) of a head; rows beyond the tokens become zero.
   __device__ __forceinline__ void copy(const Parts& from, int head, std::int64_t first) const {
+    // A thread has one chunk of rows that are kStep apart.
+    constexpr int kStep = kThreads / kChunks;
+    static_assert(kStep % 4 == 0 && kRows % kStep == 0);
+    const int own_row = static_cast<int>(threadIdx.x) / kChunks, own_chunk = static_cast<int>(threadIdx.x) % kChunks;
     for (int part = 0; part < from.count; ++part) {
       const std::uint16_t* rows = from.data + part * from.part_size() + head * from.head_size();
-#pragma unroll 4
+      if (first + kRows <= from.tokens) {
+        const std::uint16_t* own = rows + (first + own_row) * kDim + own_chunk * 8;
+#pragma unroll
+        for (int i = 0; i < kRows / kStep; ++i)
+          ptx::cp_async_16(address(part, own_row + i * kStep, own_chunk), own + i * kStep * kDim);
+        continue;
+      }
+#pragma unroll 1
       for (int i = static_cast<int>(threadIdx.x); i < kRows * kChunks; i += kThreads) {
         const int row = i / kChunks, chunk = i % kChunks;
         const unsigned to = address(part, row, chunk);
@@ -167,6 +178,22 @@ __device__ __forceinline__ float logit_of(const Attention& p, float product, flo
   return p.cap * kLog2e * part;
 }
 
+/// Products become logits.
+template <int kTiles>
+__device__ __forceinline__ void to_logits(const Attention& p, float (&products)[kTiles][4]) {
+  const auto for_all = [&](auto f) {
+#pragma unroll
+    for (auto& four : products)
+#pragma unroll
+      for (float& x : four) x = f(x);
+  };
+  float slope;
+  if (p.cap > 0.0f)
+    for_all([&](float x) { return logit_of(p, x, slope); });
+  else
+    for_all([&](float x) { return x * (p.scale * kLog2e); });
+}
+
 /// Which keys of a block a lane's two rows see.
 template <int kDim>
 struct Sight {
@@ -180,6 +207,16 @@ struct Sight {
     const int ahead = static_cast<int>(first_row - first_key);
     all = ahead >= kKeys<kDim> - 1 && (window == 0 || ahead + 15 < window);
     own[0] = ahead + lane / 4 - 2 * (lane % 4), own[1] = own[0] + 8;
+  }
+  /// Logits of keys that a row does not see become -infinity.
+  template <int kTiles>
+  __device__ __forceinline__ void hide(float (&logits)[kTiles][4]) const {
+    if (all) return;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (!sees(i / 2, 8 * n + i % 2)) logits[n][i] = -CUDART_INF_F;
   }
   /// @param column  of the key in the block, without the lane's part: 8 n + i
   __device__ __forceinline__ bool sees(int r, int column) const {
@@ -242,28 +279,29 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
     load_block<kDim>(p, shared, kv_head, block);
     Sums<kKeys<kDim>> weights;
     multiply_keys<kDim>(shared, p.q.count, warp, lane, weights);
-    const Sight<kDim> sight(p, first_row + 16 * warp, std::int64_t{block} * kKeys<kDim>, lane);
+    to_logits(p, weights);
+    Sight<kDim>(p, first_row + 16 * warp, std::int64_t{block} * kKeys<kDim>, lane).hide(weights);
     float now[2] = {largest[0], largest[1]};
 #pragma unroll
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float slope;
-        weights[n][i] = logit_of(p, weights[n][i], slope);
-        if (!sight.all && !sight.sees(i / 2, 8 * n + i % 2)) weights[n][i] = -CUDART_INF_F;
-        now[i / 2] = fmaxf(now[i / 2], weights[n][i]);
-      }
-    float offset[2];
+      for (int i = 0; i < 4; ++i) now[i / 2] = fmaxf(now[i / 2], weights[n][i]);
+    float offset[2], keep[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       now[r] = largest_of_row(now[r]);
-      const float keep = now[r] > largest[r] ? ptx::ex2(largest[r] - now[r]) : 1.0f;
+      keep[r] = now[r] > largest[r] ? ptx::ex2(largest[r] - now[r]) : 1.0f;
       largest[r] = now[r];
       offset[r] = now[r] == -CUDART_INF_F ? 0.0f : now[r];  // a row that sees no key yet
-      total[r] *= double{keep};
-#pragma unroll
-      for (int n = 0; n < kDim / 8; ++n) outputs[n][2 * r] *= keep, outputs[n][2 * r + 1] *= keep;
     }
+    // Most blocks raise no row's largest logit.
+    if (__any_sync(kAll, keep[0] != 1.0f || keep[1] != 1.0f))
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        total[r] *= double{keep[r]};
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) outputs[n][2 * r] *= keep[r], outputs[n][2 * r + 1] *= keep[r];
+      }
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
@@ -404,7 +442,8 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
       __syncthreads();
       Sums<kKeys<kDim>> products;
       multiply_keys<kDim>(shared, p.q.count, warp, lane, products);
-      const Sight<kDim> sight(p, tile * kTileRows + 16 * warp, first_key, lane);
+      to_logits(p, products);
+      Sight<kDim>(p, tile * kTileRows + 16 * warp, first_key, lane).hide(products);
 #pragma unroll
       for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
@@ -412,9 +451,7 @@ __global__ void __launch_bounds__(kThreads) columns_kernel(const __grid_constant
           float two = 0.0f;
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            float slope;
-            float s = weight_of(p, products[n][2 * r + i], largest[r], inverse[r], slope);
-            if (!sight.all && !sight.sees(r, 8 * n + i)) s = 0.0f;
+            const float s = ptx::ex2(products[n][2 * r + i] - largest[r]) * inverse[r];
             two = fmaf(s, s, two);
           }
           sums[n][i] += double{two};
