@@ -76,17 +76,24 @@ struct Tile {
   }
 };
 
+/// Key blocks in shared memory at a time: where there is room for two, one is copied while the other is in work.
+KVQ_HD constexpr int stages_of(int parts) { return parts == 1 ? 2 : 1; }
+
 template <int kDim>
 struct Shared {
   Tile<kDim, kTileRows> q;
   Tile<kDim, kKeys<kDim>> k, v;
-  __device__ __forceinline__ Shared(std::byte* memory, int parts) {
+  __device__ __forceinline__ Shared(std::byte* memory, int parts, int stage = 0) {
     q.memory = memory;
-    k.memory = memory + parts * q.kPartBytes;
+    k.memory = memory + parts * q.kPartBytes + stage * parts * (k.kPartBytes + v.kPartBytes);
     v.memory = k.memory + parts * k.kPartBytes;
   }
-  static constexpr int bytes(int parts, bool with_v) {
-    return parts * (Tile<kDim, kTileRows>::kPartBytes + (with_v ? 2 : 1) * Tile<kDim, kKeys<kDim>>::kPartBytes);
+  static constexpr int bytes(int parts) {
+    return parts * (Tile<kDim, kTileRows>::kPartBytes + stages_of(parts) * 2 * Tile<kDim, kKeys<kDim>>::kPartBytes);
+  }
+  /// Of columns_kernel(), which has no values.
+  static constexpr int column_bytes(int parts) {
+    return parts * (Tile<kDim, kTileRows>::kPartBytes + Tile<kDim, kKeys<kDim>>::kPartBytes);
   }
 };
 
@@ -169,16 +176,7 @@ __device__ __forceinline__ void add_values(const Shared<kDim>& shared, int v_par
   }
 }
 
-/// A logit in base 2 from a product of query and key. @param slope  of the cap at the logit
-__device__ __forceinline__ float logit_of(const Attention& p, float product, float& slope) {
-  slope = 1.0f;
-  if (!(p.cap > 0.0f)) return product * (p.scale * kLog2e);
-  const float part = tanhf(product * p.scale / p.cap);
-  slope = fmaxf(0.0f, 1.0f - part * part);
-  return p.cap * kLog2e * part;
-}
-
-/// Products become logits.
+/// Products of queries and keys become logits in base 2.
 template <int kTiles>
 __device__ __forceinline__ void to_logits(const Attention& p, float (&products)[kTiles][4]) {
   const auto for_all = [&](auto f) {
@@ -187,9 +185,8 @@ __device__ __forceinline__ void to_logits(const Attention& p, float (&products)[
 #pragma unroll
       for (float& x : four) x = f(x);
   };
-  float slope;
   if (p.cap > 0.0f)
-    for_all([&](float x) { return logit_of(p, x, slope); });
+    for_all([&](float x) { return p.cap * kLog2e * tanhf(x * p.scale / p.cap); });
   else
     for_all([&](float x) { return x * (p.scale * kLog2e); });
 }
@@ -249,23 +246,40 @@ struct KeyBlocks {
 };
 
 template <int kDim>
-__device__ __forceinline__ void load_block(const Attention& p, const Shared<kDim>& shared, int kv_head, int block) {
-  __syncthreads();  // all warps have read the block before
+__device__ __forceinline__ void copy_block(const Attention& p, const Shared<kDim>& shared, int kv_head, int block) {
   shared.k.copy(p.k, kv_head, std::int64_t{block} * kKeys<kDim>);
   shared.v.copy(p.v, kv_head, std::int64_t{block} * kKeys<kDim>);
-  ptx::cp_async_wait_all();
-  __syncthreads();
+}
+
+/// Calls f(shared memory, block) for key blocks in order. All threads of the block call it.
+template <int kDim, typename F>
+__device__ __forceinline__ void for_each_block(const Attention& p, std::byte* memory, int kv_head,
+                                               const KeyBlocks<kDim>& blocks, F f) {
+  const bool ahead = stages_of(p.q.count) == 2;
+  if (ahead && blocks.begin < blocks.end) copy_block(p, Shared<kDim>(memory, p.q.count), kv_head, blocks.begin);
+#pragma unroll 1
+  for (int block = blocks.begin; block < blocks.end; ++block) {
+    const int stage = ahead ? (block - blocks.begin) & 1 : 0;
+    const Shared<kDim> shared(memory, p.q.count, stage);
+    if (!ahead) {
+      __syncthreads();  // all warps have read the block before
+      copy_block(p, shared, kv_head, block);
+    }
+    ptx::cp_async_wait_all();
+    __syncthreads();
+    if (ahead && block + 1 < blocks.end) copy_block(p, Shared<kDim>(memory, p.q.count, stage ^ 1), kv_head, block + 1);
+    f(shared, block);
+  }
 }
 
 /// Grid: [tiles of query rows, the last ones first, because they see most keys; query heads].
 template <int kDim>
 __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ Attention p) {
   extern __shared__ __align__(128) std::byte memory[];
-  const Shared<kDim> shared(memory, p.q.count);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / p.group;
   const std::int64_t tile = static_cast<std::int64_t>(gridDim.x) - 1 - blockIdx.x, first_row = tile * kTileRows;
-  shared.q.copy(p.q, head, first_row);
+  Shared<kDim>(memory, p.q.count).q.copy(p.q, head, first_row);
 
   const std::int64_t row[2] = {first_row + 16 * warp + lane / 4, first_row + 16 * warp + lane / 4 + 8};
   // A learned sink is a key that was seen before all others and has no value.
@@ -274,9 +288,7 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
   double total[2] = {p.sinks && lane % 4 == 0 ? 1.0 : 0.0, p.sinks && lane % 4 == 0 ? 1.0 : 0.0};
   Sums<kDim> outputs = {};
   const KeyBlocks<kDim> blocks(p, first_row);
-#pragma unroll 1
-  for (int block = blocks.begin; block < blocks.end; ++block) {
-    load_block<kDim>(p, shared, kv_head, block);
+  for_each_block<kDim>(p, memory, kv_head, blocks, [&](const Shared<kDim>& shared, int block) {
     Sums<kKeys<kDim>> weights;
     multiply_keys<kDim>(shared, p.q.count, warp, lane, weights);
     to_logits(p, weights);
@@ -317,7 +329,7 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
       add_values<kDim>(shared, 1, WeightParts<kDim, 2>(weights), lane, outputs);
     else
       add_values<kDim>(shared, p.v.count, WeightParts<kDim, 3>(weights), lane, outputs);
-  }
+  });
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const double all = sum_of_row(total[r]);
@@ -333,25 +345,19 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
   }
 }
 
-/// S_it from a product of query and key that it sees.
-__device__ __forceinline__ float weight_of(const Attention& p, float product, float largest, float inverse_sum,
-                                           float& slope) {
-  const float logit = logit_of(p, product, slope);
-  return ptx::ex2(logit - largest) * inverse_sum;
-}
-
 /// w_i = scale^2 sum_t (S_it c_it)^2 |v_t - o_i|^2, expanded: A - 2 B.o + C |o|^2 with A = sum S^2 |v|^2, B = sum S^2
 /// v, C = sum S^2, where S stands for S c. Grid as of attend_kernel.
 template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     score_kernel(const __grid_constant__ Attention p, const float* v_norms, float* weights_out) {
   extern __shared__ __align__(128) std::byte memory[];
-  const Shared<kDim> shared(memory, p.q.count);
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / p.group;
   const std::int64_t tile = static_cast<std::int64_t>(gridDim.x) - 1 - blockIdx.x, first_row = tile * kTileRows;
-  shared.q.copy(p.q, head, first_row);
+  Shared<kDim>(memory, p.q.count).q.copy(p.q, head, first_row);
 
+  // Of the cap at a logit, 1 - tanh^2.
+  const float cap_scale = p.cap > 0.0f ? 1.0f / (p.cap * kLog2e) : 0.0f;
   std::int64_t row[2];
   float largest[2] = {}, inverse[2] = {};
 #pragma unroll
@@ -363,31 +369,35 @@ __global__ void __launch_bounds__(kThreads)
   double a[2] = {}, c[2] = {};
   Sums<kDim> b = {};
   const KeyBlocks<kDim> blocks(p, first_row);
-#pragma unroll 1
-  for (int block = blocks.begin; block < blocks.end; ++block) {
-    load_block<kDim>(p, shared, kv_head, block);
+  for_each_block<kDim>(p, memory, kv_head, blocks, [&](const Shared<kDim>& shared, int block) {
     Sums<kKeys<kDim>> squares;
     multiply_keys<kDim>(shared, p.q.count, warp, lane, squares);
+    to_logits(p, squares);
     const std::int64_t first_key = std::int64_t{block} * kKeys<kDim>;
-    const Sight<kDim> sight(p, first_row + 16 * warp, first_key, lane);
+    Sight<kDim>(p, first_row + 16 * warp, first_key, lane).hide(squares);
+    const float* norms = v_norms + kv_head * p.k.tokens + first_key + 2 * (lane % 4);
+    const int keys = static_cast<int>(min(p.k.tokens - first_key, std::int64_t{kKeys<kDim>})) - 2 * (lane % 4);
     float a_sum[2] = {}, c_sum[2] = {};
 #pragma unroll
     for (int n = 0; n < kKeys<kDim> / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::int64_t key = first_key + 8 * n + 2 * (lane % 4) + i % 2;
-        float slope;
-        float s = weight_of(p, squares[n][i], largest[i / 2], inverse[i / 2], slope) * slope;
-        if (!sight.all && !sight.sees(i / 2, 8 * n + i % 2)) s = 0.0f;
-        squares[n][i] = s * s;
-        a_sum[i / 2] += key < p.k.tokens ? s * s * v_norms[kv_head * p.k.tokens + key] : 0.0f;
-        c_sum[i / 2] += s * s;
+      for (int j = 0; j < 2; ++j) {
+        const float norm = 8 * n + j < keys ? norms[8 * n + j] : 0.0f;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& x = squares[n][2 * r + j];
+          const float part = x * cap_scale, slope = fmaxf(0.0f, 1.0f - part * part);  // 0 of a hidden key, by NaN too
+          const float s = ptx::ex2(x - largest[r]) * inverse[r] * slope;
+          x = s * s;
+          a_sum[r] = fmaf(x, norm, a_sum[r]);
+          c_sum[r] += x;
+        }
       }
 #pragma unroll
     for (int r = 0; r < 2; ++r) a[r] += double{a_sum[r]}, c[r] += double{c_sum[r]};
     // All three parts, because the terms of w may cancel.
     add_values<kDim>(shared, p.v.count, WeightParts<kDim, 3>(squares), lane, b);
-  }
+  });
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     double bo = 0.0, oo = 0.0;
@@ -500,7 +510,7 @@ dim3 row_tiles(const Attention& attention) {
 
 void attend(const Attention& attention, CUstream_st* stream) {
   with_dim(attention, [&](auto dim) {
-    const int bytes = Shared<dim.value>::bytes(attention.q.count, true);
+    const int bytes = Shared<dim.value>::bytes(attention.q.count);
     allow_shared(attend_kernel<dim.value>, bytes);
     attend_kernel<dim.value><<<row_tiles(attention), kThreads, bytes, stream>>>(attention);
   });
@@ -508,7 +518,7 @@ void attend(const Attention& attention, CUstream_st* stream) {
 
 void column_energies(const Attention& attention, double* energy, CUstream_st* stream) {
   with_dim(attention, [&](auto dim) {
-    const int bytes = Shared<dim.value>::bytes(attention.q.count, false);
+    const int bytes = Shared<dim.value>::column_bytes(attention.q.count);
     const dim3 grid(static_cast<unsigned>((attention.k.tokens + kKeys<dim.value> - 1) / kKeys<dim.value>),
                     static_cast<unsigned>(attention.k.heads));
     allow_shared(columns_kernel<dim.value>, bytes);
@@ -518,7 +528,7 @@ void column_energies(const Attention& attention, double* energy, CUstream_st* st
 
 void score_queries(const Attention& attention, const float* v_norms, float* weights, CUstream_st* stream) {
   with_dim(attention, [&](auto dim) {
-    const int bytes = Shared<dim.value>::bytes(attention.q.count, true);
+    const int bytes = Shared<dim.value>::bytes(attention.q.count);
     allow_shared(score_kernel<dim.value>, bytes);
     score_kernel<dim.value><<<row_tiles(attention), kThreads, bytes, stream>>>(attention, v_norms, weights);
   });
