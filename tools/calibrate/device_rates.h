@@ -16,25 +16,25 @@ inline constexpr double kSerialShare = 0.12;    ///< of a budget's decision: wha
 
 inline constexpr double kStartSeconds = 0.35;        ///< of CUDA, once
 inline constexpr double kCopyRate = 22e9;            ///< bytes a second to the device: a layer's 109 MB, 5 ms
-inline constexpr double kAttentionRate = 50e12;      ///< FLOP/s: attention moments of a layer, 13 ms without copies
-inline constexpr double kScoreRate = 21e12;          ///< FLOP/s: 15 ms more with scored queries
+inline constexpr double kAttentionRate = 78e12;      ///< FLOP/s: attention moments of a layer, 8 ms without copies
+inline constexpr double kScoreRate = 39e12;          ///< FLOP/s: 8 ms more with scored queries
 inline constexpr double kPartsFactor = 3.0;          ///< attention of float16 and float32, three parts each: estimated
 inline constexpr double kGroupSeconds = 2e-4;        ///< a second moment: 1.8 ms for 8 heads of keys
 inline constexpr double kMomentSeconds = 8e-12;      ///< and for each number of the rows: 20 bytes at 2.5 TB/s
 inline constexpr double kEighSeconds = 13e-3 / 576;  ///< a matrix of 128; grows with the cube
-/// Like kSearchSeconds, with golden rows and the artifact, which take the rest of 1.5 s.
-inline constexpr double kDeviceSearchSeconds = 1.5 / (36 * 16 * 2048);
+/// Like kSearchSeconds, with golden rows and the artifact, which take the rest of 1.3 s.
+inline constexpr double kDeviceSearchSeconds = 1.3 / (36 * 16 * 2048);
 inline constexpr double kCodeSeconds = 5.0 / (36 * 16 * 14336);  ///< quantizes a row of 128 channels with a trellis
 inline constexpr double kClusterRate = 13e12;  ///< FLOP/s of k-means with its seeding: 25 steps, C = 256, in 41 ms
 inline constexpr double kSaveRate = 1.05e9;    ///< bytes a second of statistics: a layer in 29 ms
 inline constexpr double kLoadRate = 0.87e9;    ///< bytes a second to read them again: a layer in 35 ms
 /// Seconds that processors take for the plans of one head and side under a budget, all threads together, at head_dim
-/// 128; grows with the cube. 16 threads take 0.25 s for a layer.
-inline constexpr double kBudgetSeconds = 0.25;
+/// 128; grows with the cube. 16 threads take 0.22 s for a layer.
+inline constexpr double kBudgetSeconds = 0.22;
 
 /// How much faster layers are read and written, and loaded to be decided, because some are in work side by side: 36
-/// layers take 1.77 s from the first reading to the last writing, and 0.73 s to be decided.
-inline constexpr double kLayersRead = 1.45, kLayersDecided = 2.5;
+/// layers take 1.5 s from the first reading to the last writing, and 0.73 s to be decided.
+inline constexpr double kLayersRead = 1.7, kLayersDecided = 2.5;
 /// Layers in memory at a time, at most; and as many as have so many bytes together, but two at least.
 inline constexpr double kLayersInWork = 6.0, kBytesInWork = 2.0 * (1 << 30);
 
