@@ -117,7 +117,7 @@ def test_predictions_follow_tokens_heads_and_machines():
     assert of_geometry("--predict-for", "h200:8", tokens=131072)["seconds"] < 0.6 * long["seconds"]
     two, sixteen = (of_geometry("--predict-for", f"cpu:{cores}:50") for cores in (2, 16))
     assert two["gemm_gflops"] == 100 and sixteen["gemm_gflops"] == 800 and two["device_bytes"] == 0
-    assert 6 < two["seconds"] / sixteen["seconds"] <= 8
+    assert 4 < two["seconds"] / sixteen["seconds"] <= 8
 
 
 def test_a_geometry_predicts_what_a_dump_of_it_does(make_dump, tmp_path):

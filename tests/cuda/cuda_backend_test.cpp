@@ -34,12 +34,12 @@ std::vector<AttentionMoments> attention_moments(Backend& backend, const LayerAct
   return moments;
 }
 
-LayerActivations long_layer(DType type, int head_dim, int window) {
+LayerActivations long_layer(DType type, int head_dim, int window, std::int64_t tokens = 5003) {
   return make_layer({.num_q_heads = 6,
                      .num_kv_heads = 3,
                      .head_dim = head_dim,
                      .v_head_dim = head_dim - 8,
-                     .lengths = {5003},
+                     .lengths = {tokens},
                      .dtype = type,
                      .sliding_window = window,
                      .softmax_scale = 0.2,
@@ -72,6 +72,28 @@ TEST_CASE("Long sequences: a CUDA device gives the moments of processors, and th
           CHECK(found[h].column_energy == again[h].column_energy);
         }
       }
+}
+
+TEST_CASE("A sequence of 131072 tokens: a CUDA device gives the moments of processors") {
+  const auto backend = backend_of(1);
+  const LayerActivations layer = long_layer(DType::bf16, 128, 300, 131072);  // a window, for the processors' sake
+  const auto found = attention_moments(*backend, layer), expected = attention_moments(cpu_backend(), layer);
+  for (std::size_t h = 0; h < found.size(); ++h) {
+    CHECK(relative_difference(found[h].outputs.sum, expected[h].outputs.sum) < 5e-6);
+    CHECK(relative_difference(found[h].column_energy, expected[h].column_energy) < 5e-6);
+    CHECK(relative_difference(found[h].scored_query.sum, expected[h].scored_query.sum) < 5e-6);
+  }
+  // Without a window: the same bytes again, and energies in their range.
+  const LayerActivations causal = long_layer(DType::bf16, 128, 0, 131072);
+  const auto all = attention_moments(*backend, causal), again = attention_moments(*backend, causal);
+  for (std::size_t h = 0; h < all.size(); ++h) {
+    CHECK(all[h].outputs.sum == again[h].outputs.sum);
+    CHECK(all[h].column_energy == again[h].column_energy);
+    double energy = 0.0;
+    for (const double column : all[h].column_energy) energy += column;
+    CHECK(energy > 0.0);
+    CHECK(energy < 2.0 * 131072);  // two query heads, and no row's squared weights exceed 1
+  }
 }
 
 TEST_CASE("Several CUDA devices give the bytes of one") {

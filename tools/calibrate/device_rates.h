@@ -5,11 +5,12 @@ namespace kvq::rates {
 
 // Processors. The rate of matrix products is measured when a prediction is made; these are of release builds.
 
-inline constexpr double kOfGemm = 0.7;       ///< attention's share of the rate of matrix products
+/// Attention's share of the rate of matrix products, with two threads and less for each doubling: 0.44 with 16.
+inline constexpr double kOfGemm = 0.7, kLessOfGemm = 0.087, kLeastOfGemm = 0.3;
 inline constexpr double kReadRate = 1.56e9;  ///< bytes a second that one thread reads, hashes and checks: 109 MB, 70 ms
 inline constexpr double kSearchSeconds = 3e-5;  ///< clip search, for each sampled row and side, of one thread
 inline constexpr double kTriedBudgets = 10.0;   ///< times that a budget quantizes held-out rows
-inline constexpr double kSerialShare = 0.12;    ///< of a budget's decision: what one thread does while others wait
+inline constexpr double kSerialShare = 0.2;     ///< of a budget's decision: what one thread does while others wait
 
 // One NVIDIA H200 and 16 processors beside it; a layer is one of Qwen3-8B (32 and 8 heads of 128 channels, bfloat16)
 // with 8878 tokens.

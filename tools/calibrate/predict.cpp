@@ -233,6 +233,11 @@ void set_processors(Prediction& p, const PredictedMachine& machine, int threads)
   p.gemm_gflops = measure_gemm_gflops(measured) * p.threads / measured;
 }
 
+double share_of_gemm(int threads) {
+  const double doublings = std::log2(std::max(threads, 2) / 2.0);
+  return std::max(rates::kLeastOfGemm, rates::kOfGemm - rates::kLessOfGemm * doublings);
+}
+
 /// One layer of a run.
 struct PredictedLayer {
   double bytes = 0.0, flops = 0.0;  ///< read; of statistics
@@ -278,7 +283,7 @@ Prediction predict(const PredictedInput& input, const StatsRequest& request, con
                    const PredictedMachine& machine, int threads, bool decides) {
   Prediction p;
   set_processors(p, machine, threads);
-  const double host_flops = rates::kOfGemm * p.gemm_gflops * 1e9, tokens = static_cast<double>(input.tokens);
+  const double host_flops = share_of_gemm(p.threads) * p.gemm_gflops * 1e9, tokens = static_cast<double>(input.tokens);
   const auto at_most = [&](std::int64_t count, double most) { return std::min(static_cast<double>(count), most); };
   const bool joint = options.budget_bits || options.budget_bytes, on_device = machine.devices > 0;
   // Sequence lengths are known only after loading, so predict() assumes equal lengths.
