@@ -1,5 +1,6 @@
 #include <kvq/compute/cuda_library.h>
 
+#include "cuda/layer_moments.h"
 #include "support/backend_conformance.h"
 #include "support/compare.h"
 #include "support/layers.h"
@@ -19,17 +20,8 @@ std::unique_ptr<Backend> backend_of(int devices) {
   return CudaLibrary().make_backend(numbers);
 }
 
-std::vector<AttentionMoments> attention_moments(Backend& backend, const LayerActivations& layer) {
-  const LayerGeometry& g = layer.geometry;
-  std::vector<AttentionMoments> moments(static_cast<std::size_t>(g.num_kv_heads),
-                                        {MomentSum{g.v_head_dim}, MomentSum{g.head_dim}, {}});
-  backend.add_attention_moments({.geometry = g,
-                                 .q = layer.q.view(),
-                                 .k = layer.k.view(),
-                                 .v = layer.v->view(),
-                                 .first = 0,
-                                 .count = layer.k.tokens},
-                                true, moments, {});
+std::vector<AttentionMoments> symmetric_moments(Backend& backend, const LayerActivations& layer) {
+  std::vector<AttentionMoments> moments = attention_moments(backend, layer);
   for (AttentionMoments& head : moments) head.outputs.symmetrize(), head.scored_query.symmetrize();
   return moments;
 }
@@ -60,8 +52,8 @@ TEST_CASE("Long sequences: a CUDA device gives the moments of processors, and th
       for (const int window : {0, 700}) {
         INFO(activation_name(type) << ", head_dim " << head_dim << ", window " << window);
         const LayerActivations layer = long_layer(type, head_dim, window);
-        const auto found = attention_moments(*backend, layer), again = attention_moments(*backend, layer),
-                   expected = attention_moments(cpu_backend(), layer);
+        const auto found = symmetric_moments(*backend, layer), again = symmetric_moments(*backend, layer),
+                   expected = symmetric_moments(cpu_backend(), layer);
         for (std::size_t h = 0; h < found.size(); ++h) {
           CHECK(relative_difference(found[h].outputs.sum, expected[h].outputs.sum) < 5e-6);
           CHECK(relative_difference(found[h].outputs.mean, expected[h].outputs.mean) < 5e-6);
@@ -77,7 +69,7 @@ TEST_CASE("Long sequences: a CUDA device gives the moments of processors, and th
 TEST_CASE("A sequence of 131072 tokens: a CUDA device gives the moments of processors") {
   const auto backend = backend_of(1);
   const LayerActivations layer = long_layer(DType::bf16, 128, 300, 131072);  // a window, for the processors' sake
-  const auto found = attention_moments(*backend, layer), expected = attention_moments(cpu_backend(), layer);
+  const auto found = symmetric_moments(*backend, layer), expected = symmetric_moments(cpu_backend(), layer);
   for (std::size_t h = 0; h < found.size(); ++h) {
     CHECK(relative_difference(found[h].outputs.sum, expected[h].outputs.sum) < 5e-6);
     CHECK(relative_difference(found[h].column_energy, expected[h].column_energy) < 5e-6);
@@ -85,7 +77,7 @@ TEST_CASE("A sequence of 131072 tokens: a CUDA device gives the moments of proce
   }
   // Without a window: the same bytes again, and energies in their range.
   const LayerActivations causal = long_layer(DType::bf16, 128, 0, 131072);
-  const auto all = attention_moments(*backend, causal), again = attention_moments(*backend, causal);
+  const auto all = symmetric_moments(*backend, causal), again = symmetric_moments(*backend, causal);
   for (std::size_t h = 0; h < all.size(); ++h) {
     CHECK(all[h].outputs.sum == again[h].outputs.sum);
     CHECK(all[h].column_energy == again[h].column_energy);
@@ -101,7 +93,7 @@ TEST_CASE("Several CUDA devices give the bytes of one") {
   if (devices < 2) WARN("one device here: its backend is compared with another one of the same device");
   const auto one = backend_of(1), all = backend_of(devices);
   const LayerActivations layer = long_layer(DType::bf16, 128, 0);
-  const auto of_one = attention_moments(*one, layer), of_all = attention_moments(*all, layer);
+  const auto of_one = symmetric_moments(*one, layer), of_all = symmetric_moments(*all, layer);
   const auto queries_of_one = one->second_moments(layer.q.view(), {.heads_per_group = 2}),
              queries_of_all = all->second_moments(layer.q.view(), {.heads_per_group = 2});
   for (std::size_t h = 0; h < of_one.size(); ++h) {

@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 #include <kvq/stats/collect.h>
 
+#include "cuda/layer_moments.h"
 #include "support/decide.h"
 #include "support/layers.h"
 #include "support/matrix.h"
@@ -109,16 +110,8 @@ TEST_CASE("Attention moments have the same bytes in batches of heads") {
     INFO(activation_name(type));
     const LayerActivations layer = layer_of(type == DType::bf16 ? 20011 : 9001, 128, type);
     check_same([&](Backend& backend) {
-      std::vector<AttentionMoments> moments(4, {MomentSum{128}, MomentSum{128}, {}});
-      backend.add_attention_moments({.geometry = layer.geometry,
-                                     .q = layer.q.view(),
-                                     .k = layer.k.view(),
-                                     .v = layer.v->view(),
-                                     .first = 0,
-                                     .count = layer.k.tokens},
-                                    true, moments, {});
       std::vector<double> all;
-      for (const AttentionMoments& head : moments) {
+      for (const AttentionMoments& head : attention_moments(backend, layer)) {
         for (const double x : all_numbers({head.outputs, head.scored_query})) all.push_back(x);
         all.insert(all.end(), head.column_energy.begin(), head.column_energy.end());
       }

@@ -113,7 +113,7 @@ Claim::Claim(Lane& lane, const Need& need) : lane_(lane) {
   // Caches go first, the lane's own ones last: in most cases the verb uses them again.
   while (memory.free() < wanted && memory.empty_idle_lane(lane)) continue;
   if (memory.free() < wanted) memory.empty(lane);
-  // Another thread may hold the mutex of its lane without a claim for a moment, which nothing tells the end of.
+  // A thread may hold its lane's mutex for a moment without a claim. No notification follows, so look again soon.
   while (memory.free() < smallest)
     if (!memory.empty_idle_lane(lane)) memory.changed_.wait_for(lock, std::chrono::milliseconds(5));
   const std::int64_t granted = std::min(memory.free(), wanted);

@@ -74,7 +74,7 @@ void ordered_parallel_for(std::int64_t count, int at_once, const std::function<v
     return next++;
   };
   const auto run = [&](std::int64_t i) {
-    if (i > lowest_failed) return i;  // nobody takes it
+    if (i > lowest_failed) return i;  // its result is not taken
     try {
       // A thread that waits for the loops inside compute() takes up no other index meanwhile.
       tbb::this_task_arena::isolate([&] { compute(i); });

@@ -59,7 +59,7 @@ std::optional<HeldOutReport> held_out_report(const StatsSource& source, const st
       backend, plans.size(),
       [&](std::size_t i) {
         std::optional<LayerError> error;
-        if (!all_held_out) return error;  // nobody takes it
+        if (!all_held_out) return error;  // there will be no report
         const auto stats = source.load(i);
         if (stats->held_out)
           error = error_of_layer(*stats, plans[i], backend);

@@ -386,7 +386,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float& x = squares[n][2 * r + j];
-          const float part = x * cap_scale, slope = fmaxf(0.0f, 1.0f - part * part);  // 0 of a hidden key, by NaN too
+          const float part = x * cap_scale,
+                      slope = fmaxf(0.0f, 1.0f - part * part);  // 0 for a hidden key: fmaxf drops a NaN
           const float s = ptx::ex2(x - largest[r]) * inverse[r] * slope;
           x = s * s;
           a_sum[r] = fmaf(x, norm, a_sum[r]);

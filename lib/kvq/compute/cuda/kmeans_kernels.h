@@ -12,7 +12,7 @@ namespace kvq::cuda {
 
 /// Channels are padded to a multiple of this.
 inline constexpr int kChannelTile = 64;
-/// Rows, and centroids, that a block of nearest_two() compares at a time.
+/// Rows, and centroids, that a block of assign_rows() compares at a time.
 inline constexpr int kRowTile = 128, kCentroidTile = 128;
 /// Rows whose distances seeding sums together.
 inline constexpr int kSeedRows = 128;
@@ -28,10 +28,10 @@ struct RunState {
   int repaired;  ///< clusters that were given a row, so far
 };
 
-/// A row that nearest_two() leaves open.
+/// A row for which float16 products do not decide.
 struct OpenRow {
   std::uint32_t row;           ///< run * count + row
-  std::int32_t first, second;  ///< the centroids that may be nearest; first = -1: any
+  std::int32_t first, second;  ///< the centroids of the two smallest lower bounds
 };
 
 /// Sets of equally many rows, and runs of k-means on each: run r clusters set r / runs_of_set. The kernels compare
@@ -66,16 +66,17 @@ struct Clustering {
   const int* moving = nullptr;               ///< [runs] 0: the run has ended, and kernels leave it as it is
   float* centroids[2] = {};                  ///< [runs, clusters, dim] before and after a step
   std::uint16_t* centroid_halves = nullptr;  ///< [runs, padded_clusters, padded_dim]
-  float* squares = nullptr;       ///< [runs, padded_clusters, 2] |c|^2 / 2, infinity beyond the last cluster; |c|
-  float* reach = nullptr;         ///< [runs, 2] the largest |c|, and the largest |c - halves| / |c|
+  /// [runs, padded_clusters, 2] |c|^2 / 2, or infinity beyond the last cluster, and a bound of |c|
+  float* squares = nullptr;
+  float* reach = nullptr;         ///< [runs, 2] the largest bound of |c|, and the largest |c - halves| / bound
   std::uint32_t* keys = nullptr;  ///< [runs, count] run * clusters + nearest centroid
-  OpenRow* open = nullptr;        ///< [2, runs * count] with two candidates; with any number
+  OpenRow* open = nullptr;        ///< [2, runs * count] one of two centroids is nearest; any may be
   int* num_open = nullptr;        ///< [2]
   const std::uint32_t* sorted_keys = nullptr;  ///< [runs * count] ascending
   const std::int32_t* order = nullptr;  ///< [runs * count] row in its set of each sorted key, ascending in a cluster
   std::int32_t* starts = nullptr;       ///< [runs * clusters + 1] first sorted key of each cluster
   double* own_distances = nullptr;      ///< [runs, count] |row - its centroid|^2, unscaled
-  double* shifts = nullptr;             ///< [runs, clusters] |new - old centroid|^2, unscaled
+  double* shifts = nullptr;             ///< [runs, clusters, blocks of channels] |new - old centroid|^2, unscaled
   RunState* states = nullptr;           ///< [runs]
 
   KVQ_HD std::int64_t seed_blocks() const { return (count + kSeedRows - 1) / kSeedRows; }

@@ -5,8 +5,8 @@
 
 // Nearly all the time goes into the products of all rows and all centroids. Tensor cores multiply float16 copies of the
 // centered rows. As in compute/kmeans.cpp, a product never decides alone: it bounds the score |c|^2 / 2 - x.c, which
-// orders centroids as the distance does, from both sides. nearest_two() keeps the three smallest lower bounds of a row.
-// If the second one is not above the upper bound of the first centroid, the row is open, and distances in double
+// orders centroids as the distance does, from both sides. nearest_two_kernel keeps the three smallest lower bounds of a
+// row. If the second one is not above the upper bound of the first centroid, the row is open, and distances in double
 // decide: between two centroids if the third bound is high enough, else among all of them.
 
 namespace kvq::cuda {

@@ -36,7 +36,7 @@ struct KnownTrellis {
 
   const TrellisMemory& memory;
   int lane, state, part;       ///< the lane's first state, and its part of the branches
-  int newest;                  ///< the codes that the lane's states and those before them share, in bytes
+  int newest;                  ///< the state before without its dropped code, one byte for each of the lane's states
   float values[kOwn][kTried];  ///< of the lane's windows
 
   __device__ __forceinline__ KnownTrellis(const TrellisMemory& memory, const float* table, int lane)
