@@ -134,6 +134,17 @@ def test_a_geometry_predicts_what_a_dump_of_it_does(make_dump, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("geometry", "tokens", "said"),
+    [
+        ("layers=1,q-heads=32,kv-heads=7,head-dim=128", 4096, "a multiple of kv-heads, found 32 and 7"),
+        ("layers=1,q-heads=8,kv-heads=8,head-dim=1048576", 2**40, "more bytes than can be counted"),
+    ],
+)
+def test_a_geometry_that_no_model_has_is_refused(geometry, tokens, said):
+    assert said in fail(2, "kvq-calibrate", "--dry-run", "--geometry", geometry, "--num-tokens", tokens)
+
+
 def test_a_limit_that_is_too_small_says_what_is_enough():
     words = ("kvq-calibrate", "--dry-run", "--geometry", QWEN3_8B, "--num-tokens", 131072, "--predict-for", "h200")
     error = fail(5, *words, "--mem-limit", "1GB")

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <map>
 #include <system_error>
 
@@ -64,12 +65,18 @@ PredictedInput input_of_geometry(const std::string& text, std::int64_t tokens) {
                   .head_dim = values["head-dim"],
                   .v_head_dim = values["v-head-dim"] > 0 ? values["v-head-dim"] : values["head-dim"],
                   .sliding_window = values["window"]};
-  if (values["layers"] < 1 || g.num_q_heads < 1 || g.num_kv_heads < 1 || g.head_dim < 1 || values["sequences"] < 1 ||
-      g.num_q_heads % g.num_kv_heads != 0)
+  if (values["layers"] < 1 || g.num_q_heads < 1 || g.num_kv_heads < 1 || g.head_dim < 1 || values["sequences"] < 1)
     refuse(printable(text));
+  if (g.num_q_heads % g.num_kv_heads != 0)
+    throw Error{ErrorKind::usage,
+                fmt::format("--geometry: expected q-heads to be a multiple of kv-heads, found {} and {}", g.num_q_heads,
+                            g.num_kv_heads)};
   PredictedInput input{.layers = {}, .layer_bytes = {}, .sequences = values["sequences"], .tokens = tokens};
   const std::int64_t channels =
       std::int64_t{g.num_q_heads + g.num_kv_heads} * g.head_dim + std::int64_t{g.num_kv_heads} * g.v_head_dim;
+  if (tokens > std::numeric_limits<std::int64_t>::max() / (2 * channels))
+    throw Error{ErrorKind::usage, fmt::format("--geometry: {} tokens of {} channels are more bytes than can be counted",
+                                              tokens, channels)};
   for (int layer = 0; layer < values["layers"]; ++layer) {
     input.layers.push_back({.layer = layer, .geometry = g});
     input.layer_bytes.push_back(2 * channels * tokens);
