@@ -35,7 +35,9 @@ constexpr int round_up(int value, int multiple) { return (value + multiple - 1) 
 
 /// Layout of one head's mixed row, before common_row_bytes() rounds its size up.
 /// @param channel_bits  [dim] descending, 0..8
-constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, int scale_bytes, int index_bytes) {
+/// @param row_scale     the row has one scale, not one for each segment
+constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, int scale_bytes, int index_bytes,
+                                     bool row_scale = false) {
   RowLayout layout;
   int offset = 0;
   for (int j = 0; j < dim && channel_bits[j] > 0;) {
@@ -47,7 +49,7 @@ constexpr RowLayout mixed_row_layout(const std::uint8_t* channel_bits, int dim, 
     j = end;
   }
   layout.numbers_offset = round_up(offset, scale_bytes);
-  layout.num_numbers = layout.num_segments;
+  layout.num_numbers = row_scale && layout.num_segments > 1 ? 1 : layout.num_segments;
   const int end = layout.numbers_offset + layout.num_numbers * scale_bytes;
   layout.index_bytes = index_bytes;
   layout.index_offset = index_bytes == 2 ? round_up(end, 2) : end;

@@ -174,6 +174,25 @@ struct Checker {
     }
     if (largest != code_bits(plan.coder))
       fail(fmt::format("bits: expected the largest width {}, found {}", largest, code_bits(plan.coder)));
+    if (a.has_row_scale()) check_gains(a, heads, d);
+    if (a.has_row_scale() && scale_rule(plan.coder) == ScaleRule::absmax)
+      fail("scale_rule absmax does not go with one scale a row");
+  }
+
+  void check_gains(const BitAllocation& a, std::size_t heads, std::size_t d) const {
+    expect_size(a.segment_gain.size(), heads * kGainWidths, "segment_gain");
+    for (std::size_t h = 0; h < heads; ++h)
+      for (int width = 1; width <= kGainWidths; ++width) {
+        const float gain = a.segment_gain[h * kGainWidths + static_cast<std::size_t>(width) - 1];
+        if (!(gain >= kLeastChannelScale && gain <= kMostChannelScale))
+          fail(fmt::format("segment_gain: expected numbers from 2^-24 to 2^24, found {}", gain));
+        const auto begin = a.channel_bits.begin() + static_cast<std::ptrdiff_t>(h * d);
+        const bool used = std::find(begin, begin + static_cast<std::ptrdiff_t>(d), static_cast<std::uint8_t>(width)) !=
+                          begin + static_cast<std::ptrdiff_t>(d);
+        if (!used && gain != 1.0f)
+          fail(fmt::format("segment_gain: head {}: expected 1 for width {}, which no channel has, found {}", h, width,
+                           gain));
+      }
   }
 
   void check_centroids(const TensorPlan& plan, std::size_t heads, int dim) const {
@@ -311,7 +330,7 @@ RowLayout row_layout(const TensorPlan& plan, int kv_head, int dim) {
   if (plan.allocation) {
     const auto entry = static_cast<std::size_t>(plan.rotation.head_index(kv_head));
     return mixed_row_layout(plan.allocation->channel_bits.data() + entry * static_cast<std::size_t>(dim), dim, bytes,
-                            index);
+                            index, plan.allocation->has_row_scale());
   }
   RowLayout layout;
   const int bits = code_bits(plan.coder);

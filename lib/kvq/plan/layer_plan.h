@@ -37,7 +37,11 @@ struct BitAllocation {
   std::vector<float> block_energy = {};           ///< [H, blocks] the scores, or empty
   double objective = 0.0;                         ///< sum over heads of sum_i s_i 4^-b_i of these widths
   double free_objective = 0.0;  ///< the same for the best widths of as many bits without the layout's granule
+  /// [H, 8] gain of the segment of width w at w - 1: a row has one scale (packing.md, "One scale a row"). Empty: each
+  /// segment has a scale of its own.
+  std::vector<float> segment_gain = {};
   double mean_bits() const;
+  bool has_row_scale() const { return !segment_gain.empty(); }
 };
 
 /// K-means residual codes: each row is stored relative to its nearest centroid (packing.md, "Centroids").
@@ -105,8 +109,9 @@ inline constexpr double kMostCondition = 4096.0;
 double inverse_error(const Rotation& rotation, int entry, int dim);
 inline constexpr double kInverseTolerance = 1e-6;
 
-/// Bounds of Rotation::channel_scale.
+/// Bounds of Rotation::channel_scale, and of BitAllocation::segment_gain.
 inline constexpr float kLeastChannelScale = 0x1p-24f, kMostChannelScale = 0x1p24f;
+inline constexpr int kGainWidths = 8;  ///< widths 1..8 that have a gain
 
 /// RoPE blocks of a head of `dim` channels; if `dim` is odd, the last block has one channel.
 inline int num_blocks(int dim) { return (dim + 1) / 2; }

@@ -17,17 +17,22 @@ constexpr int kTileTokens = 16;  ///< tokens of a tile; a page has whole tiles
 /// Size of the chunks of an exact (bfloat16) row that exact_offset() exchanges.
 constexpr int kExactChunkBytes = 16;
 
-/// Format of the tiles of one side: `bits` for each channel, and for each group a scale with or without a minimum or
-/// zero point. A tile holds 16 tokens of one KV head: first the codes, then the numbers of the groups.
+/// Format of the tiles of one side. A tile holds 16 tokens of one KV head: first the codes, then the numbers, then the
+/// indices of centroids. Code tiles have `bits` for each channel, and for each group a scale with or without a minimum
+/// or zero point. Bit tiles have rows of any widths, `row_words` words each.
 struct TileSide {
   int head_dim = 128;
-  int bits = 2;               ///< 2, 3 or 4; 16 = exact rows
-  int group_size = 128;       ///< channels that share a scale; a multiple of 32 that divides head_dim
-  int numbers = 2;            ///< per group: 2 for scale and minimum or zero point, 1 for the scale alone, 0 exact rows
-  int number_size = 2;        ///< bytes of a number: 2, or 4 for fp32
+  int bits = 2;          ///< 2, 3 or 4; 16 = exact rows; 0 = bit tiles
+  int group_size = 128;  ///< channels that share a scale; a multiple of 32 that divides head_dim; bit tiles: head_dim
+  int numbers = 2;       ///< per group: 2 for scale and minimum or zero point, 1 for the scale alone, 0 exact rows;
+                         ///< bit tiles: of a row
+  int number_size = 2;   ///< bytes of a number: 2, or 4 for fp32
   bool integer_zero = false;  ///< the second number is a zero point, so x = (code - zero) * scale
+  int row_words = 0;          ///< bit tiles: words of 32 bits of a row
+  int index_bytes = 0;        ///< of the index of a token's centroid: 0, 1 or 2
 
   KVQ_HD constexpr bool exact() const { return bits == 16; }
+  KVQ_HD constexpr bool is_bits() const { return bits == 0; }
   /// Bytes of a piece. Four lanes share a row: lane t holds the channels 32 j + 8 t + e with e = 0..7, its piece of the
   /// row; see code_place() and code_parts().
   KVQ_HD constexpr int piece_bytes() const { return head_dim * bits / 32; }
@@ -36,10 +41,11 @@ struct TileSide {
   KVQ_HD constexpr int words() const { return piece_bytes() / 4; }
   KVQ_HD constexpr int groups() const { return exact() ? 0 : head_dim / group_size; }
   KVQ_HD constexpr int code_bytes() const {
+    if (is_bits()) return kTileTokens * 4 * row_words;
     return exact() ? kTileTokens * head_dim * 2 : kTileTokens * 4 * piece_bytes();
   }
   KVQ_HD constexpr int number_bytes() const { return kTileTokens * groups() * numbers * number_size; }
-  KVQ_HD constexpr int bytes() const { return code_bytes() + number_bytes(); }
+  KVQ_HD constexpr int bytes() const { return code_bytes() + number_bytes() + kTileTokens * index_bytes; }
 };
 
 /// Where a channel's code of 2 or 4 bits lies in its row's four pieces.
@@ -154,6 +160,76 @@ KVQ_HD constexpr int number_offset(const TileSide& side, int token, int group, i
   return side.code_bytes() + (((group * 8 + token % 8) * 2 + token / 8) * side.numbers + number) * side.number_size;
 }
 
+/// Offset in the tile of the index of a token's centroid.
+KVQ_HD constexpr int index_offset(const TileSide& side, int token) {
+  return side.code_bytes() + side.number_bytes() + (2 * (token % 8) + token / 8) * side.index_bytes;
+}
+
+// ---- Bit tiles ---------------------------------------------------------------------------------------------------
+
+/// Where the bits of a code lie in a row of bits.
+struct BitSegment {
+  int bits = 0;           ///< of a code
+  int first_channel = 0;  ///< of the segment
+  int channels = 0;
+  int first_bit = 0;  ///< of the segment in the row
+};
+
+constexpr int kUnitChannels = 32;  ///< neighboring channels of a segment whose bits lie together
+
+/// Place in the row of bit `bit` of a key's code: in a unit all lowest bits come first, then all bits 1, and so on.
+/// @param channel  in the segment
+KVQ_HD constexpr int key_bit(const BitSegment& segment, int channel, int bit) {
+  const int unit = channel / kUnitChannels * kUnitChannels, rest = segment.channels - unit;
+  return segment.first_bit + unit * segment.bits + bit * (rest < kUnitChannels ? rest : kUnitChannels) + channel - unit;
+}
+
+/// The field [first, first + width) of a value's code that has the bit `bit`: codes are cut into fields of 8, 4, 2 and
+/// 1 bits, the widest one lowest.
+struct CodeField {
+  int first = 0, width = 0;
+};
+KVQ_HD constexpr CodeField code_field(int bits, int bit) {
+  int first = 0;
+  for (int width = 8; width > 1; width /= 2) {
+    if (!(bits & width)) continue;
+    if (bit < first + width) return {first, width};
+    first += width;
+  }
+  return {first, 1};
+}
+
+/// Place in the row of bit `bit` of a value's code. @param channel  in the segment
+KVQ_HD constexpr int value_bit(const BitSegment& segment, int channel, int bit) {
+  const int unit = channel / kUnitChannels * kUnitChannels, rest = segment.channels - unit;
+  const CodeField field = code_field(segment.bits, bit);
+  return segment.first_bit + unit * segment.bits + field.first * (rest < kUnitChannels ? rest : kUnitChannels) +
+         (channel - unit) * field.width + bit - field.first;
+}
+
+/// Rows are cut into chunks of eight words, then at most one of four, then the rest. Words before that rest.
+KVQ_HD constexpr int chunked_words(const TileSide& side) { return side.row_words / 4 * 4; }
+
+/// Offset in a key tile of a word of a token's row.
+KVQ_HD constexpr int key_word_offset(const TileSide& side, int token, int word) {
+  const int row = token % 8, half = token / 8, eights = side.row_words / 8 * 8, chunked = chunked_words(side);
+  if (word < eights) return word / 8 * 512 + (4 * row + word % 8 / 2) * 16 + half * 8 + word % 2 * 4;
+  if (word < chunked) return eights * 64 + (4 * row + word - eights) * 8 + half * 4;
+  return chunked * 64 + (row * (side.row_words - chunked) + word - chunked) * 8 + half * 4;
+}
+
+/// Offset in a value tile of a byte of a token's row.
+KVQ_HD constexpr int value_byte_offset(const TileSide& side, int token, int byte) {
+  const int lane = token % 8 / 2, in_word = 2 * (token % 2) + token / 8;
+  const int eights = side.row_words / 8 * 32, chunked = chunked_words(side) * 4;  // bytes
+  if (byte < eights) return byte / 32 * 512 + (4 * (byte % 8) + lane) * 16 + byte % 32 / 8 * 4 + in_word;
+  if (byte < chunked) {
+    const int y = byte - eights;
+    return eights * 16 + (4 * (y % 8) + lane) * 8 + y / 8 * 4 + in_word;
+  }
+  return chunked * 16 + (4 * (byte - chunked) + lane) * 4 + in_word;
+}
+
 /// Offset in the tile of a channel of an exact row. If 64 divides head_dim, each run of eight 16-byte chunks is
 /// exchanged: chunk c of token r lies at c xor (r mod 8), so that the same chunk of eight rows lies in different
 /// shared-memory banks.
@@ -166,7 +242,7 @@ KVQ_HD constexpr int exact_offset(int head_dim, int token, int channel) {
 /// of block b. The exact windows store values in this order, so that quantized and exact tokens add up in the same
 /// registers.
 KVQ_HD constexpr int value_place(const TileSide& side, int channel) {
-  if (side.exact()) return channel;
+  if (side.exact() || side.is_bits()) return channel;
   if (side.bits == 3)
     return channel / 32 * 32 + channel / 4 % 2 * 16 + channel % 2 * 8 + channel / 8 % 4 * 2 + channel / 2 % 2;
   const CodePlace code = code_place(side, channel);
@@ -183,7 +259,7 @@ KVQ_HD constexpr int value_step(const TileSide& side, int block) {
 
 /// Inverse of value_place().
 KVQ_HD constexpr int value_channel(const TileSide& side, int place) {
-  if (side.exact()) return place;
+  if (side.exact() || side.is_bits()) return place;
   if (side.bits == 3) return place / 32 * 32 + place % 8 / 2 * 8 + place / 16 % 2 * 4 + place % 2 * 2 + place / 8 % 2;
   const int block = place / 16, row = place % 16, h = block / side.codes_per_byte(),
             slice = block % side.codes_per_byte();
