@@ -46,12 +46,14 @@ void coder_to_json(const Coder& coder, Json& json) {
 
 Json allocation_to_json(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
-  return {{"unit", a.unit},
-          {"score", a.score},
-          {"mean_bits", a.mean_bits()},
-          {"row_bytes", row_bytes(plan, dim)},
-          {"objective", a.objective},
-          {"free_objective", a.free_objective}};
+  Json json = {{"unit", a.unit},
+               {"score", a.score},
+               {"mean_bits", a.mean_bits()},
+               {"row_bytes", row_bytes(plan, dim)},
+               {"objective", a.objective},
+               {"free_objective", a.free_objective}};
+  if (a.has_row_scale()) json["scale_scope"] = "row";
+  return json;
 }
 
 Json centroids_to_json(const Centroids& c) {
@@ -214,6 +216,7 @@ std::vector<std::string> features(const TensorPlan& plan) {
   if (plan.allocation) words.push_back("mixed_widths");
   if (plan.centroids) words.push_back("centroids");
   if (plan.transform) words.push_back("transform");
+  if (plan.allocation && plan.allocation->has_row_scale()) words.push_back("row_scale");
   return words;
 }
 
@@ -232,8 +235,12 @@ Json required_features(const std::vector<LayerPlan>& layers) {
 }
 
 const char* lowest_version(const Json& required, bool golden, bool newest) {
+  const auto has = [&](const char* word) {
+    return std::find(required.begin(), required.end(), word) != required.end();
+  };
+  if (has("row_scale")) return "1.4";
   if (newest) return "1.3";
-  if (std::find(required.begin(), required.end(), "transform") != required.end()) return "1.2";
+  if (has("transform")) return "1.2";
   return required.empty() && !golden ? "1.0" : "1.1";
 }
 

@@ -39,6 +39,7 @@ AnnouncedTensors announced_tensors(const TensorPlan& plan) {
       .eigenbasis = !plan.rotation.eigenbasis.empty(),
       .signs = !plan.rotation.signs.empty(),
       .center = !plan.center.empty(),
+      .segment_gain = plan.allocation && plan.allocation->has_row_scale(),
   };
 }
 
@@ -50,6 +51,7 @@ AnnouncedTensors announced_tensors(const Json& json) {
       .eigenbasis = rotation.value("eigenbasis", false),
       .signs = rotation.value("signs", false),
       .center = json.at("center").get<bool>(),
+      .segment_gain = json.contains("allocation") && json.at("allocation").contains("scale_scope"),
   };
 }
 
@@ -72,6 +74,7 @@ std::vector<TensorSpec<Plan>> side_tensors(Plan& plan, const AnnouncedTensors& a
     auto& allocation = *plan.allocation;
     list.push_back({"channel_bits", {heads, dim}, &allocation.channel_bits});
     list.push_back({"channel_order", {heads, dim}, &allocation.channel_order});
+    if (announced.segment_gain) list.push_back({"segment_gain", {heads, kGainWidths}, &allocation.segment_gain});
     if (allocation.unit == "rope_block") {
       const std::int64_t blocks = num_blocks(static_cast<int>(dim));
       list.push_back({"block_bits", {heads, blocks}, &allocation.block_bits});

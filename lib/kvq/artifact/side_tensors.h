@@ -16,6 +16,7 @@ namespace kvq {
 /// Optional tensors of a side that the manifest announces, because no other field of the plan implies them.
 struct AnnouncedTensors {
   bool inverse = false, channel_scale = false, eigenbasis = false, signs = false, center = false;
+  bool segment_gain = false;
 };
 AnnouncedTensors announced_tensors(const TensorPlan& plan);
 /// @param json  a side of a manifest that fits the schema

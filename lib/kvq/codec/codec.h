@@ -14,6 +14,14 @@ namespace kvq {
 /// R of packing.md: rounds to the scale type, to nearest even, saturating.
 float round_to(ScaleType type, float value);
 
+/// step[b] of packing.md (b), b = 1..8: the mid-rise step of least squared error for a unit Gaussian.
+float gaussian_step(int bits);
+
+/// Mid-rise codes c(x, s) of packing.md (b).
+void mid_rise_codes(std::span<const float> x, float step, int bits, std::span<std::uint8_t> codes);
+/// Odd level l(c) of a mid-rise code.
+inline int odd_level(std::uint8_t code, int bits) { return 2 * code - (1 << bits) + 1; }
+
 /// Row threshold of the percentile clip: sorted |x| at min(floor(rho * D), D - 1).
 float clip_threshold(std::span<const float> row, double clip_ratio);
 

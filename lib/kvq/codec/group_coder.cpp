@@ -119,16 +119,22 @@ float CodebookGroup::encode(std::span<const float> x, std::span<std::uint8_t> co
     return 0.0f;
   }
   std::array<float, kLargestGroup> y;
-  std::array<int, kLargestGroup> count;
   for (std::size_t j = 0; j < x.size(); ++j) y[j] = x[j] / d;
-  std::fill_n(count.begin(), x.size(), 0);
-  for (const float t : thresholds_)  // one threshold at a time over all channels: vectorizes
-    for (std::size_t j = 0; j < x.size(); ++j) count[j] += t <= y[j] ? 1 : 0;
-  for (std::size_t j = 0; j < x.size(); ++j) {
-    codes[j] = static_cast<std::uint8_t>(count[j]);
-    y[j] = table_[codes[j]];
-  }
+  search({y.data(), x.size()}, codes);
+  values_of(codes, {y.data(), x.size()});
   return stored_scale(rule_, type_, x, {y.data(), x.size()}, e, d);
+}
+
+void CodebookGroup::search(std::span<const float> y, std::span<std::uint8_t> codes) const {
+  std::array<int, kLargestGroup> count;
+  std::fill_n(count.begin(), y.size(), 0);
+  for (const float t : thresholds_)  // one threshold at a time over all channels: vectorizes
+    for (std::size_t j = 0; j < y.size(); ++j) count[j] += t <= y[j] ? 1 : 0;
+  for (std::size_t j = 0; j < y.size(); ++j) codes[j] = static_cast<std::uint8_t>(count[j]);
+}
+
+void CodebookGroup::values_of(std::span<const std::uint8_t> codes, std::span<float> out) const {
+  for (std::size_t j = 0; j < codes.size(); ++j) out[j] = table_[codes[j]];
 }
 
 void CodebookGroup::decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const {
@@ -148,7 +154,7 @@ TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType ty
     }
 }
 
-void TrellisGroup::decode_values(std::span<const std::uint8_t> codes, std::span<float> out) const {
+void TrellisGroup::values_of(std::span<const std::uint8_t> codes, std::span<float> out) const {
   const std::size_t mask = values_.size() - 1, n = codes.size();
   std::size_t window = 0;
   for (auto j = n - static_cast<std::size_t>(memory_); j < n; ++j) window = (window << bits_) | codes[j];
@@ -200,12 +206,12 @@ float TrellisGroup::encode(std::span<const float> x, std::span<std::uint8_t> cod
   std::array<float, kLargestGroup> y;
   for (std::size_t j = 0; j < x.size(); ++j) y[j] = x[j] / d;
   search({y.data(), x.size()}, codes);
-  decode_values(codes, {y.data(), x.size()});
+  values_of(codes, {y.data(), x.size()});
   return stored_scale(rule_, type_, x, {y.data(), x.size()}, e, d);
 }
 
 void TrellisGroup::decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const {
-  decode_values(codes, out);
+  values_of(codes, out);
   for (float& value : out) value *= scale;
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <variant>
 #include <vector>
 
 /// Quantize one group, packing.md (c) and (d). RowCodec uses both classes.
@@ -19,6 +20,10 @@ class CodebookGroup {
   /// @return       the stored scale
   float encode(std::span<const float> x, std::span<std::uint8_t> codes) const;
   void decode(std::span<const std::uint8_t> codes, float scale, std::span<float> out) const;
+  /// The codes whose entries are nearest to y, with the scale left out. @param y  [g]; @param codes [g]
+  void search(std::span<const float> y, std::span<std::uint8_t> codes) const;
+  /// The entries of the codes. @param codes  [g]; @param out [g]
+  void values_of(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   std::span<const float> table() const { return table_; }            ///< [2^b]
   std::span<const float> thresholds() const { return thresholds_; }  ///< [2^b - 1] a code counts those at or below y
@@ -43,6 +48,8 @@ class TrellisGroup {
   /// The codes whose values are nearest to y, with the scale left out.
   /// @param y  [g], g >= kLeastChannels; @param codes [g]
   void search(std::span<const float> y, std::span<std::uint8_t> codes) const;
+  /// v of packing.md (d). @param codes  [g]; @param out [g]
+  void values_of(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   /// Channels on each side of the seam (between last and first channel) that decide the state at the seam.
   static constexpr std::size_t kSeamLength = 32;
@@ -59,12 +66,18 @@ class TrellisGroup {
   std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
   /// State before the first channel, from the first Viterbi run of packing.md.
   std::size_t seam_state(std::span<const float> y) const;
-  void decode_values(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
   int bits_, memory_;
   std::vector<float> values_;
   ScaleRule rule_;
   ScaleType type_;
+};
+
+/// Channels [first, first + count) of a row, which have one width, and one scale unless the row has one scale.
+struct ChannelGroup {
+  int first, count;
+  std::variant<UniformCoder, CodebookGroup, TrellisGroup> coder;
+  float gain = 1.0f;  ///< of a row with one scale (packing.md, "One scale a row")
 };
 
 }  // namespace kvq

@@ -113,6 +113,12 @@ RowCodec::RowCodec(const TensorPlan& plan, int kv_head, int dim) : dim_(dim), la
   type_ = scale_type(plan.coder);
   if (!plan.clip_ratio.empty()) clip_ratio_ = plan.clip_ratio[static_cast<std::size_t>(entry)];
   std::visit(Compile{*this, plan, entry}, plan.coder);
+  if (plan.allocation && plan.allocation->has_row_scale()) {
+    row_scale_ = RowScale{scale_rule(plan.coder), type_};
+    for (int s = 0; s < layout_.num_segments; ++s)
+      groups_[static_cast<std::size_t>(s)].gain =
+          plan.allocation->gain(entry, layout_.segments[static_cast<std::size_t>(s)].bits);
+  }
 }
 
 void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes, std::span<float> numbers) const {
@@ -121,6 +127,10 @@ void RowCodec::encode(std::span<const float> row, std::span<std::uint8_t> codes,
   if (uniform_) return encode_row(*uniform_, clip_ratio_, row, codes, numbers);
   if (!is_finite(row)) return poison(codes, numbers);
   std::fill(codes.begin(), codes.end(), std::uint8_t{0});  // channels of width 0
+  if (row_scale_) {
+    if (!groups_.empty()) numbers[0] = row_scale_->encode(groups_, row, codes);
+    return;
+  }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     const auto x = row.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
@@ -134,6 +144,10 @@ void RowCodec::decode(std::span<const std::uint8_t> codes, std::span<const float
              numbers.size() == static_cast<std::size_t>(num_numbers_));
   if (uniform_) return decode_row(*uniform_, codes, numbers, out);
   std::fill(out.begin(), out.end(), is_poisoned(numbers) ? numbers[0] : 0.0f);  // channels of width 0
+  if (row_scale_) {
+    if (!groups_.empty()) RowScale::decode(groups_, codes, numbers[0], out);
+    return;
+  }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     const auto c = codes.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <kvq/codec/group_coder.h>
+#include <kvq/codec/row_scale.h>
 #include <kvq/plan/layer_plan.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <variant>
 #include <vector>
 
 namespace kvq {
@@ -40,17 +40,15 @@ class RowCodec {
   void quantize(std::span<float> row) const;
 
   // What the codec does, for backends that do the same elsewhere.
-  /// Channels [first, first + count), which share a scale.
-  struct Group {
-    int first, count;
-    std::variant<UniformCoder, CodebookGroup, TrellisGroup> coder;
-  };
+  using Group = ChannelGroup;
   bool is_exact() const { return exact_; }
   /// Uniform codes of one width, whose groups follow each other; then there are no groups(). Else null.
   const UniformCoder* uniform() const { return uniform_ ? &*uniform_ : nullptr; }
   double clip_ratio() const { return clip_ratio_; }
   /// Channels of no group become 0.
   std::span<const Group> groups() const { return groups_; }
+  /// Rule and type of the row's one scale; null if each group has a scale.
+  const RowScale* row_scale() const { return row_scale_ ? &*row_scale_ : nullptr; }
 
  private:
   struct Compile;
@@ -58,6 +56,7 @@ class RowCodec {
   int dim_ = 0, num_numbers_ = 0;
   bool exact_ = false;
   std::optional<UniformCoder> uniform_;  ///< uniform codes of one width: encode_row() needs the whole row for the clip
+  std::optional<RowScale> row_scale_;
   double clip_ratio_ = 1.0;
   ScaleType type_ = ScaleType::fp16;
   RowLayout layout_;

@@ -21,7 +21,6 @@ using arithmetic::energy;
 using arithmetic::kLargestGroup;
 using arithmetic::tree_sum;
 
-/// step[b] of packing.md: mean squared error optimal mid-rise step for a unit Gaussian, b = 1..8.
 constexpr std::array<float, 9> kGaussianStep = {0.0f,        1.5957691f,  0.9956867f,   0.58601946f, 0.3352006f,
                                                 0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
 
@@ -58,21 +57,6 @@ void encode_affine(const UniformCoder& coder, std::span<const float> x, std::spa
   else
     encode_affine_float(coder, x, n, *lowest, range, codes, scale, zero);
 }
-
-/// c(x, s) = clamp(floor(x / s) + 2^(b-1), 0, 2^b - 1), without calling floor.
-void mid_rise_codes(std::span<const float> x, float step, int bits, std::span<std::uint8_t> codes) {
-  const int half = 1 << (bits - 1);
-  if (step == 0.0f) return std::fill(codes.begin(), codes.end(), static_cast<std::uint8_t>(half));
-  const auto limit = static_cast<float>(half);
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const float y = std::min(std::max(x[i] / step, -limit), limit);
-    const int truncated = static_cast<int>(y);
-    const int floored = truncated - (y < static_cast<float>(truncated) ? 1 : 0);
-    codes[i] = static_cast<std::uint8_t>(std::min(floored, half - 1) + half);
-  }
-}
-
-int odd_level(std::uint8_t code, int bits) { return 2 * code - (1 << bits) + 1; }
 
 /// The stored scale of the rules norm and least_squares, from the codes that the first step size gave.
 float refit_scale(const UniformCoder& coder, std::span<const float> x, std::span<const std::uint8_t> codes, float e) {
@@ -119,6 +103,21 @@ float round_to(ScaleType type, float value) {
     case ScaleType::fp32: return std::min(std::max(value, -kLargest), kLargest);
   }
   return value;
+}
+
+float gaussian_step(int bits) { return kGaussianStep[static_cast<std::size_t>(bits)]; }
+
+// clamp(floor(x / s) + 2^(b-1), 0, 2^b - 1) without calling floor.
+void mid_rise_codes(std::span<const float> x, float step, int bits, std::span<std::uint8_t> codes) {
+  const int half = 1 << (bits - 1);
+  if (step == 0.0f) return std::fill(codes.begin(), codes.end(), static_cast<std::uint8_t>(half));
+  const auto limit = static_cast<float>(half);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float y = std::min(std::max(x[i] / step, -limit), limit);
+    const int truncated = static_cast<int>(y);
+    const int floored = truncated - (y < static_cast<float>(truncated) ? 1 : 0);
+    codes[i] = static_cast<std::uint8_t>(std::min(floored, half - 1) + half);
+  }
 }
 
 float clip_threshold(std::span<const float> row, double clip_ratio) {

@@ -28,6 +28,8 @@ struct HeadProblem {
   std::vector<double> basis, spectrum;
   std::vector<Unit> units;
   std::vector<double> scores;
+  std::vector<double> energy =
+      {};  ///< of each column of the basis, uncentered if the rows are; empty: not asked for yet
 };
 
 namespace {
@@ -197,6 +199,7 @@ class SideAllocator::Impl {
                                  .channels_per_block = per_unit,
                                  .min_bits = options_.min_bits,
                                  .max_bits = options_.max_bits,
+                                 .row_scale = options_.scales == ScaleScope::row,
                              },
                              law());
     const auto count = static_cast<int>(p.units.size());
@@ -231,6 +234,38 @@ class SideAllocator::Impl {
         a.channel_order.push_back(static_cast<std::uint16_t>(channel));
       }
     add_rotation(plan.rotation, h, p, sources, std::span(a.channel_bits).last(sources.size()));
+    if (options_.scales == ScaleScope::row) add_gains(plan, h, sources);
+  }
+
+  /// Energy of each channel of the rows that the coder sees, before channels of one width are mixed.
+  std::vector<double> coded_energy(int h, const std::vector<int>& sources, const Rotation& rotation) {
+    const auto d = static_cast<std::size_t>(dim()), entry = static_cast<std::size_t>(h);
+    const std::vector<double>& moment =
+        moment_of(side_ == Side::k ? Moment::key : Moment::value, options_.side(side_).center)[entry];
+    if (how(h) == Allocate::none) {  // widths were given to channels of the mixed row
+      const auto* mixing = rotation.matrix.data() + entry * d * d;
+      return energies(moment, {mixing, mixing + d * d}, dim());
+    }
+    std::vector<double>& along = problems_.at({how(h), h}).energy;
+    if (along.empty()) along = energies(moment, problem(h).basis, dim());
+    std::vector<double> gathered;
+    for (const int source : sources) gathered.push_back(along[static_cast<std::size_t>(source)]);
+    return gathered;
+  }
+
+  /// The gain of each segment: the root mean square of its channels.
+  void add_gains(TensorPlan& plan, int h, const std::vector<int>& sources) {
+    BitAllocation& a = *plan.allocation;
+    const std::vector<double> energy = coded_energy(h, sources, plan.rotation);
+    const auto bits = std::span(a.channel_bits).last(sources.size());
+    for (int width = 1; width <= kGainWidths; ++width) {
+      double sum = 0.0;
+      int count = 0;
+      for (std::size_t j = 0; j < bits.size(); ++j)
+        if (bits[j] == width) sum += energy[j], ++count;
+      const float rms = count == 0 ? 1.0f : static_cast<float>(std::sqrt(sum / count));
+      a.segment_gain.push_back(std::clamp(rms, kLeastChannelScale, kMostChannelScale));
+    }
   }
 
   /// Gathers the columns of the basis by width and mixes each group by its own orthogonal matrix.

@@ -22,6 +22,7 @@ void kvq_defaults(Options& options) {
   options.v.allocate = Allocate::channel;
   options.score = BlockScore::qk_energy_product;
   options.mixing = Mixing::hadamard;
+  options.scales = ScaleScope::row;
   options.coder_law = true;
   options.choose_basis = true;
   options.choose_transform = true;

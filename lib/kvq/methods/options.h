@@ -24,6 +24,9 @@ enum class Allocate { none, rope_block, channel };
 /// qk_energy_product Eq Ek: the squared logit error that a relative quantization error of the block causes.
 enum class BlockScore { qk_avg, qk_max, qk_product, k_only, q_only, qk_energy_product };
 
+/// What shares a stored scale in rows of mixed widths: a segment, or the whole row (packing.md, "One scale a row").
+enum class ScaleScope { segment, row };
+
 /// Rotation inside a group of channels of one width.
 enum class Mixing { haar, hadamard };
 
@@ -68,13 +71,14 @@ struct Options {
   int min_bits = 1, max_bits = 8;         ///< allocation
   bool coder_law = false;                 ///< allocation: by the coder's own distortions, not by 4^-b
   Mixing mixing = Mixing::haar;
-  int memory = 3;                      ///< trellis: largest memory
-  std::optional<double> budget_bits;   ///< joint: average code bits over layers and sides
-  std::optional<double> budget_bytes;  ///< joint: bytes a token and layer, average over layers
-  bool uniform_layout = false;         ///< joint: equal rows in all layers
-  bool budget_per_layer = false;       ///< joint: every layer spends the same, on keys and values together
-  bool choose_basis = false;           ///< joint: also try the whole head rotated, head by head
-  bool choose_transform = false;       ///< joint: also try klt, head by head
+  ScaleScope scales = ScaleScope::segment;  ///< of rows of mixed widths
+  int memory = 3;                           ///< trellis: largest memory
+  std::optional<double> budget_bits;        ///< joint: average code bits over layers and sides
+  std::optional<double> budget_bytes;       ///< joint: bytes a token and layer, average over layers
+  bool uniform_layout = false;              ///< joint: equal rows in all layers
+  bool budget_per_layer = false;            ///< joint: every layer spends the same, on keys and values together
+  bool choose_basis = false;                ///< joint: also try the whole head rotated, head by head
+  bool choose_transform = false;            ///< joint: also try klt, head by head
   /// Values of options that one method's file declares, by their names in the manifest, see OwnOption.
   std::map<std::string, OptionValue, std::less<>> own;
   const SideOptions& side(Side which) const { return which == Side::k ? k : v; }
@@ -102,6 +106,7 @@ void check_contradictions(const Options& options, const SideFlag& flag_of = own_
 const char* to_string(Allocate allocate);
 const char* to_string(BlockScore score);
 const char* to_string(Mixing mixing);
+const char* to_string(ScaleScope scope);
 const char* to_string(CompositionId composition);
 
 }  // namespace kvq

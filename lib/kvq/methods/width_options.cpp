@@ -34,6 +34,13 @@ OptionSpec allocation_option(const char* flag, const char* help, Sides side, con
                                 }});
 }
 
+OptionSpec scales_option() {
+  return choice_option<ScaleScope>(
+      {"--scales", kWidths, "stored scales of a mixed row: one a segment, or one a row [segment; kvq: row]"},
+      &Options::scales, {ScaleScope::segment, ScaleScope::row},
+      {.key = "scales", .when = [](const Options& o) { return o.scales == ScaleScope::row; }});
+}
+
 /// No flag sets the law: the method does.
 OptionSpec rate_law_option() {
   OptionSpec spec;
@@ -107,6 +114,7 @@ std::vector<OptionSpec> width_options() {
                      {.key = "min_bits", .when = allocates}),
       integer_option({"--max-bits", kWidths, "largest width [8]"}, &Options::max_bits, {},
                      {.key = "max_bits", .when = allocates}),
+      scales_option(),
       mixing_option(),
   };
 }
@@ -133,6 +141,9 @@ void settle_widths(const Method& method, Options& options, const GivenOptions& g
     if (side.transform == TransformKind::klt) side.allocate = Allocate::channel;
     if (side.transform == TransformKind::balanced && method.balanced_has_one_width) side.allocate = Allocate::none;
   }
+  for (const Side which : kSides)
+    if (options.scales == ScaleScope::row && options.side(which).rule == ScaleRule::absmax)
+      throw Error{ErrorKind::usage, "--scales row: expected the scale rule norm, least_squares or rms, found absmax"};
   if (given.has("--score") && options.k.allocate != Allocate::rope_block)
     throw Error{ErrorKind::usage, "--score needs --k-allocation rope_block: it scores RoPE blocks"};
 }

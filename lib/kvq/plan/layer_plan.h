@@ -26,6 +26,8 @@ struct FitError {
   std::optional<BaselineCodes> baseline = {};  ///< missing in files before 1.3
 };
 
+inline constexpr int kGainWidths = 8;  ///< widths that have a gain: 1..8
+
 /// Widths that differ from channel to channel; each run of one width is one group of the coder (packing.md, "Mixed
 /// widths").
 struct BitAllocation {
@@ -42,6 +44,8 @@ struct BitAllocation {
   std::vector<float> segment_gain = {};
   double mean_bits() const;
   bool has_row_scale() const { return !segment_gain.empty(); }
+  /// Gain of the segment of a width 1..8 of entry h.
+  float gain(int h, int width) const { return segment_gain[static_cast<std::size_t>(h * kGainWidths + width - 1)]; }
 };
 
 /// K-means residual codes: each row is stored relative to its nearest centroid (packing.md, "Centroids").
@@ -111,7 +115,6 @@ inline constexpr double kInverseTolerance = 1e-6;
 
 /// Bounds of Rotation::channel_scale, and of BitAllocation::segment_gain.
 inline constexpr float kLeastChannelScale = 0x1p-24f, kMostChannelScale = 0x1p24f;
-inline constexpr int kGainWidths = 8;  ///< widths 1..8 that have a gain
 
 /// RoPE blocks of a head of `dim` channels; if `dim` is odd, the last block has one channel.
 inline int num_blocks(int dim) { return (dim + 1) / 2; }

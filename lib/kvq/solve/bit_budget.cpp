@@ -83,7 +83,7 @@ class ByteProgram {
     // Scales and index may need alignment. The offset of the scales is rounded up only if the bytes of codes are odd,
     // so an allocation that fits without alignment also fits with alignment. The program therefore counts bytes of
     // codes, rounded up, and of scales.
-    const int rest = budget.row_bytes - budget.index_bytes;
+    const int rest = budget.row_bytes - budget.index_bytes - (budget.row_scale ? budget.scale_bytes : 0);
     room_ = static_cast<std::size_t>(std::max(0, rest - rest % budget.scale_bytes));
   }
 
@@ -114,7 +114,7 @@ class ByteProgram {
     if (width == 0 || count == 0) return 0;
     const std::size_t channels = count * static_cast<std::size_t>(budget_.channels_per_block);
     return (channels * static_cast<std::size_t>(stored_bits(width)) + 7) / 8 +
-           static_cast<std::size_t>(budget_.scale_bytes);
+           static_cast<std::size_t>(budget_.row_scale ? 0 : budget_.scale_bytes);
   }
 
   void extend(std::size_t w, std::size_t done, std::size_t used, double cost, std::vector<double>& next,

@@ -37,11 +37,12 @@ struct RowBudget {
   int index_bytes = 0;
   int channels_per_block = 2;
   int min_bits = 1, max_bits = 8;
+  bool row_scale = false;  ///< the row has one scale, not one for each width
 };
 
 /// The allocation of smallest J whose row fits: exact, over all counts of blocks at the widths 8, 4, 3, 2, 1 (and 0 if
-/// min_bits is 0), with a scale for each width that occurs. Widths 5 to 7 are left out, because their codes take as
-/// many bytes as those of width 8. A block with fewer channels counts as a full block.
+/// min_bits is 0), with a scale for each width that occurs, or one for the row. Widths 5 to 7 are left out, because
+/// their codes take as many bytes as those of width 8. A block with fewer channels counts as a full block.
 /// @throws  Error{usage} if min_bits for all blocks do not fit, naming the bytes that they take
 std::vector<std::uint8_t> byte_allocation(std::span<const double> scores, const RowBudget& budget,
                                           const RateLaw& law = paper_law());
