@@ -109,8 +109,15 @@ PlacedCodec place_codec(Packed& packed, const RowCodec& codec) {
     for (int first = 0; first < codec.dim(); first += coder->group_size)
       PlaceGroup{packed, placed, first, coder->group_size, codec.dim()}(*coder);
   } else {
-    for (const RowCodec::Group& group : codec.groups())
+    for (const RowCodec::Group& group : codec.groups()) {
       std::visit(PlaceGroup{packed, placed, group.first, group.count, codec.dim()}, group.coder);
+      placed.groups.back().gain = group.gain;
+    }
+    if (codec.row_scale() && !placed.groups.empty()) {
+      // The first group's rule and type are the row's; those of symmetric segments of a trellis coder may differ.
+      placed.groups.front().rule = codec.row_scale()->rule;
+      placed.groups.front().type = codec.row_scale()->type;
+    }
   }
   return placed;
 }
@@ -133,6 +140,7 @@ class DeviceCodecs {
     std::vector<CodedGroup> all;
     for (auto& [codec, placed] : placed_) {
       first_[codec] = all.size();
+      row_scale_ = row_scale_ || codec->row_scale() != nullptr;
       trellis_ = trellis_ || placed.trellis, survivors_ = survivors_ || placed.survivors;
       for (std::size_t g = 0; g < placed.groups.size(); ++g) {
         placed.groups[g].table = reinterpret_cast<const float*>(base + placed.tables[g]);
@@ -145,15 +153,17 @@ class DeviceCodecs {
   void describe(const RowCodec& codec, CodedRows& task) const {
     task.groups = groups_ + first_.at(&codec), task.num_groups = static_cast<int>(placed_.at(&codec).groups.size());
     task.dim = codec.dim(), task.clip_index = clip_index(codec), task.exact = codec.is_exact();
+    task.row_scale = codec.row_scale() != nullptr;
   }
   bool have_trellis() const { return trellis_; }
+  bool have_row_scale() const { return row_scale_; }
   bool need_survivors() const { return survivors_; }
 
  private:
   std::map<const RowCodec*, PlacedCodec> placed_;
   std::map<const RowCodec*, std::size_t> first_;
   const CodedGroup* groups_ = nullptr;
-  bool trellis_ = false, survivors_ = false;
+  bool trellis_ = false, survivors_ = false, row_scale_ = false;
 };
 
 /// Tasks of equal dim, on the device with their errors.
@@ -176,7 +186,7 @@ const int* code_tasks(Context& context, CodedBatch& batch, const DeviceCodecs& c
                                 : nullptr;
   if (batch.most_rows > 0)
     code_rows(batch.on_device, static_cast<int>(batch.tasks.size()), batch.most_rows, batch.dim, codecs.have_trellis(),
-              survivors, failed, context.stream());
+              codecs.have_row_scale(), survivors, failed, context.stream());
   check(cudaGetLastError(), kWhat);
   return failed;
 }

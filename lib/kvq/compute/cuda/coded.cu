@@ -1,4 +1,4 @@
-#include <kvq/compute/cuda/trellis.cuh>
+#include <kvq/compute/cuda/row_scale.cuh>
 
 #include <cuda_runtime.h>
 
@@ -31,7 +31,8 @@ __host__ __device__ constexpr int warp_floats(int dim, bool trellis, int states)
 __host__ __device__ constexpr int most_states(bool survivors) { return survivors ? kMostStates : kKnownStates; }
 
 /// Grid: [warps that take rows in turn, tasks].
-template <bool kTrellis>
+/// @tparam kRowScale  rows may have one scale; else the compiler leaves out what they need
+template <bool kTrellis, bool kRowScale>
 __global__ void __launch_bounds__(32 * kCodingWarps, kTrellis ? 11 : 18)
     code_rows_kernel(const CodedRows* tasks, std::uint8_t* survivors, int* failed) {
   extern __shared__ float memory[];
@@ -72,7 +73,9 @@ __global__ void __launch_bounds__(32 * kCodingWarps, kTrellis ? 11 : 18)
         for (int i = lane; i < dim; i += 32) x[i] = least(most(x[i], -tau), tau);
         __syncwarp();
       }
-      if (32 * task.num_groups > dim) {
+      if (kRowScale && task.row_scale) {
+        code_row_scale<kTrellis>(task, x, trellis, lane);
+      } else if (32 * task.num_groups > dim) {
         for (int g = lane; g < task.num_groups; g += 32) {
           const CodedGroup group = task.groups[g];
           code_group(OneLane(), group, x + group.first);
@@ -84,7 +87,7 @@ __global__ void __launch_bounds__(32 * kCodingWarps, kTrellis ? 11 : 18)
         }
       }
       __syncwarp();
-      if (kTrellis)
+      if (kTrellis && !(kRowScale && task.row_scale))
         for (int g = 0; g < task.num_groups; ++g)
           if (task.groups[g].kind == CodedGroup::Kind::trellis)
             code_trellis(task.groups[g], x + task.groups[g].first, trellis, lane);
@@ -186,11 +189,13 @@ int divide(int a, int b) { return (a + b - 1) / b; }
 
 }  // namespace
 
-void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, std::uint8_t* survivors,
-               int* failed, CUstream_st* stream) {
+void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, bool row_scale,
+               std::uint8_t* survivors, int* failed, CUstream_st* stream) {
   const int bytes =
       kCodingWarps * warp_floats(dim, trellis, most_states(survivors != nullptr)) * static_cast<int>(sizeof(float));
-  const auto kernel = trellis ? code_rows_kernel<true> : code_rows_kernel<false>;
+  const auto kernel = row_scale ? trellis ? code_rows_kernel<true, true> : code_rows_kernel<false, true>
+                      : trellis ? code_rows_kernel<true, false>
+                                : code_rows_kernel<false, false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int blocks = divide(most_rows, kCodingWarps), most_blocks = kTrellisWarps / kCodingWarps;
   // Tasks in turn as far as there is room for their survivors.

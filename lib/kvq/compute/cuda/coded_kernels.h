@@ -21,6 +21,7 @@ struct CodedGroup {
   ZeroKind zero = ZeroKind::floating;
   ScaleRule rule = ScaleRule::minmax;
   ScaleType type = ScaleType::fp16;
+  float gain = 1.0f;             ///< of rows with one scale
   const float* table = nullptr;  ///< codebook: [2^b], then [2^b - 1] thresholds; trellis: values by window
 };
 
@@ -34,6 +35,7 @@ struct CodedRows {
   int count = 0, dim = 0;
   int clip_index = -1;      ///< rank of the clip threshold among the sorted magnitudes of a row; -1: no clip
   bool exact = false;       ///< rounded to bfloat16
+  bool row_scale = false;   ///< the row has one scale, else each group has one
   float* errors = nullptr;  ///< [count, dim] result: quantized rows minus rows
   bool keeps_rows = false;  ///< `errors` becomes the quantized rows themselves
 };
@@ -69,9 +71,10 @@ constexpr std::int64_t trellis_bytes(int dim) { return kTrellisWarps * static_ca
 /// Fills in the errors of all tasks. Rows with a number that is not finite set *failed.
 /// @param tasks  [num_tasks] on the device, equal dim  @param most_rows  of a task
 /// @param trellis    whether a group is a trellis
+/// @param row_scale  whether rows of a task have one scale
 /// @param survivors  [kTrellisWarps, survivor_bytes(dim)], if a trellis needs_survivors(); else null
-void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, std::uint8_t* survivors,
-               int* failed, CUstream_st* stream);
+void code_rows(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool trellis, bool row_scale,
+               std::uint8_t* survivors, int* failed, CUstream_st* stream);
 /// sums[task]. @param row_sums  [num_tasks, most_rows], for intermediate results
 void weigh_errors(const CodedRows* tasks, int num_tasks, int most_rows, int dim, bool with_energy, CodedSums* row_sums,
                   CodedSums* sums, CUstream_st* stream);

@@ -206,18 +206,9 @@ __device__ __forceinline__ void search_any(const CodedGroup& group, const Trelli
   __syncwarp();
 }
 
-/// All lanes call it. x becomes quantized.
-__device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, const TrellisMemory& memory, int lane) {
-  const OneWarp team{lane};
+/// Replaces the channels in memory.y by the values of the codes that the search finds. All lanes call it.
+__device__ __forceinline__ void replace_by_values(const CodedGroup& group, const TrellisMemory& memory, int lane) {
   const int bits = group.bits, count = group.count;
-  const float e = energy(team, x, count), d = first_scale(group.type, e, count);
-  if (d == 0.0f) {  // the scale is 0, whatever the codes
-    for (int i = lane; i < count; i += 32) x[i] = 0.0f;
-    __syncwarp();
-    return;
-  }
-  for (int i = lane; i < count; i += 32) memory.y[i] = x[i] / d;
-  __syncwarp();
   const std::uint8_t* codes = memory.nearby;
   const int stride = 1 << (bits * group.memory);
   if (memory.nearby == nullptr || !is_known_trellis(bits, group.memory)) {
@@ -238,6 +229,21 @@ __device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, 
     memory.y[i] = group.table[window];
   }
   __syncwarp();
+}
+
+/// All lanes call it. x becomes quantized.
+__device__ __forceinline__ void code_trellis(const CodedGroup& group, float* x, const TrellisMemory& memory, int lane) {
+  const OneWarp team{lane};
+  const int count = group.count;
+  const float e = energy(team, x, count), d = first_scale(group.type, e, count);
+  if (d == 0.0f) {  // the scale is 0, whatever the codes
+    for (int i = lane; i < count; i += 32) x[i] = 0.0f;
+    __syncwarp();
+    return;
+  }
+  for (int i = lane; i < count; i += 32) memory.y[i] = x[i] / d;
+  __syncwarp();
+  replace_by_values(group, memory, lane);
   const float scale = stored_scale(team, group, x, [&](int i) { return memory.y[i]; }, e, d);
   __syncwarp();
   for (int i = lane; i < count; i += 32) x[i] = memory.y[i] * scale;
