@@ -20,6 +20,7 @@ from .scheme import (
     MIXABLE_CODERS,
     SCALE_BYTES,
     SCALE_RULES,
+    WIDTHS,
     AnyScheme,
     MixedScheme,
     Scheme,
@@ -36,6 +37,7 @@ KNOWN_FEATURES = (  # in the order of `requires`
     "centroids",
     "transform",
     "logit_softcapping",
+    "row_scale",
 )
 LARGEST_LOGIT = 1e6  # of caps and sinks
 LARGEST_DIM = 1024
@@ -303,6 +305,7 @@ class _SideReader:
             ("mixed_widths", self.mixed),
             ("centroids", "centroids" in self.node),
             ("transform", "transform" in self.node),
+            ("row_scale", self.mixed and "scale_scope" in self.node["allocation"]),
         ):
             if used:
                 self.tensors.use(feature, self.node.where)
@@ -361,12 +364,12 @@ class _SideReader:
         scale_type, rule = self.scale_type(), self.scale_rule()
         widths, count = self.channel_bits(), self.centroid_count()
         self.check_channel_order()
-        row_bytes = self.read_allocation()
+        row_bytes, gains = self.read_allocation(), self.gains()
         try:
             schemes = with_equal_rows(
                 [
-                    MixedScheme.make(self.coder, tuple(own.tolist()), scale_type, rule, table, count)
-                    for own, table in zip(widths, tables)
+                    MixedScheme.make(self.coder, tuple(own.tolist()), scale_type, rule, table, count, gain)
+                    for own, table, gain in zip(widths, tables, gains)
                 ]
             )
         except ValueError as error:
@@ -380,6 +383,13 @@ class _SideReader:
                 f"found {row_bytes}"
             )
         return schemes
+
+    def gains(self) -> list[tuple[float, ...] | None]:
+        """[H]: gains of widths 1 to 8 for rows with one scale, else None"""
+        if "scale_scope" not in self.node["allocation"]:
+            return [None] * self.heads
+        self.node["allocation"]["scale_scope"].word("row")
+        return [tuple(own) for own in self.take("segment_gain", "F32", (self.heads, len(WIDTHS))).tolist()]
 
     def channel_bits(self) -> np.ndarray:
         widths = self.take("channel_bits", "U8", (self.heads, self.dim))

@@ -67,6 +67,7 @@ def side_summary(layer: int, side: str, plan, facts: dict) -> dict:
     }
     if "channel_bits" in plan.tensors:
         row |= width_summary(plan.tensors["channel_bits"]) | {"unit": facts["allocation"]["unit"]}
+        row |= {"scale_scope": "row"} if scheme.one_scale else {}
     elif scheme.coder != "exact":
         row |= {"group_size": scheme.group_size}
     if scheme.coder != "exact":
@@ -140,7 +141,7 @@ def table_row(row: dict) -> list[str]:
         coder,
         bits,
         group,
-        row.get("scale_type", "-"),
+        row.get("scale_type", "-") + ("/row" if "scale_scope" in row else ""),
         row.get("scale_rule", "-"),
         str(row["row_bytes"]),
         clip,

@@ -8,9 +8,11 @@ from .artifact_reader import KNOWN_FEATURES
 SPECTRUM_ROUNDING = 1e-6  # of the largest eigenvalue
 
 
-def lowest_minor(used: list[str], golden: bool, newest: bool) -> int:
-    """`newest`: whether there are fields that 1.3 added."""
-    if newest:
+def lowest_minor(used: list[str], golden: bool, of_1_3: bool) -> int:
+    """`of_1_3`: whether there are fields that 1.3 added."""
+    if "row_scale" in used:
+        return 4
+    if of_1_3:
         return 3
     if "transform" in used:
         return 2

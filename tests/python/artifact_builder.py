@@ -84,6 +84,18 @@ def mixed(plan: dict, widths: np.ndarray, row_bytes: int, unit: str = "channel")
     return plain | {"bits": int(widths.max()), "allocation": allocation}
 
 
+def one_scale(plan: dict) -> dict:
+    """A plan with mixed rows, with one scale a row."""
+    return plan | {"allocation": plan["allocation"] | {"scale_scope": "row"}}
+
+
+def gains(seed: int, widths: np.ndarray) -> np.ndarray:
+    """A segment_gain for widths [H, D], float32 [H, 8]."""
+    drawn = np.exp2(np.random.default_rng(seed).uniform(-3, 3, (len(widths), 8))).astype(np.float32)
+    there = np.stack([np.isin(np.arange(1, 9), own) for own in widths])
+    return np.where(there, drawn, np.float32(1))
+
+
 def sources(seed: int, widths: np.ndarray) -> np.ndarray:
     """A channel_order for widths [H, D]: random, but ascending among the channels of one width."""
     rng = np.random.default_rng(seed)
@@ -145,6 +157,8 @@ def geometry(q_heads: int, kv_heads: int, dim: int) -> dict:
 
 
 def version_of(requires) -> str:
+    if "row_scale" in requires:
+        return "1.4"
     return "1.2" if "transform" in requires else "1.1" if requires else "1.0"
 
 

@@ -276,6 +276,45 @@ def test_trellises_codebooks_and_centroids_run(models, text, capsys, tmp_path):
     assert len({exact["nll"], *nll.values()}) == 4
 
 
+def test_rows_with_one_scale_run(models, text, capsys, tmp_path):
+    """Mixed trellis keys and codebook values; gains matter, and a common power of two in the gains does not."""
+    widths = np.array([[4] * 6 + [1] * 10 + [0] * 4, [2] * 12 + [1] * 8], np.uint8)
+    trellis = build.trellis_plan(4, DIM, 3, trellis=[{"bits": 1, "memory": 3}])
+    books = {"bits": [1, 2, 4], "per_head": False, "source": "fitted"}
+    keys, values = (
+        build.one_scale(build.mixed(plan, widths, 8))  # 3 + 2 + 1 + 2 bytes
+        for plan in (trellis, build.codebook_plan(4, DIM, "rms", codebooks=books))
+    )
+    there = build.gains(1, widths) != 1
+    nll = {}
+    for name, gains in (
+        ("own", build.gains(1, widths)),
+        ("twice", build.gains(1, widths) * np.where(there, np.float32(2), np.float32(1))),
+        ("ones", np.ones((KV_HEADS, 8), np.float32)),
+    ):
+        tensors = {}
+        for layer in (0, 1):
+            tensors[f"layers.{layer}.k.trellis"] = np.float32([1.2, 0.5, -0.3, 0.2])
+            for bits in (1, 2, 4):
+                tensors[f"layers.{layer}.v.codebook.{bits}"] = np.linspace(-2, 2, 2**bits, dtype=np.float32)
+            for side in "kv":
+                tensors |= {
+                    f"layers.{layer}.{side}.channel_bits": widths,
+                    f"layers.{layer}.{side}.channel_order": np.tile(np.arange(DIM, dtype=np.uint16), (KV_HEADS, 1)),
+                    f"layers.{layer}.{side}.segment_gain": gains,
+                }
+        artifact = write_artifact(
+            tmp_path / name,
+            keys,
+            values,
+            tensors=tensors,
+            requires=("codebook", "trellis", "mixed_widths", "row_scale"),
+        )
+        nll[name] = measure(capsys, models["qwen3"], text, "--artifact", artifact)["nll"]
+    exact = measure(capsys, models["qwen3"], text)["nll"]
+    assert nll["own"] == nll["twice"] and len({exact, nll["own"], nll["ones"]}) == 3
+
+
 @pytest.mark.parametrize("kind", ["dense", "block_hadamard", "identity"])
 def test_transforms_run(models, text, capsys, tmp_path, kind):
     """With 8 bits hardly anything changes, although A is not orthogonal; with 2 bits the result changes more."""
