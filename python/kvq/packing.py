@@ -8,10 +8,11 @@ Shapes: N rows of D channels, G groups of g channels, S states of a trellis, C c
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
-from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, Scheme, index_bytes
+from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, MixedScheme, Scheme, index_bytes
 
 LARGEST = np.finfo(np.float32).max
 ZERO = np.float32(0)
@@ -32,7 +33,7 @@ class CodedRows:
 
     codes: uint8 [N, D], or uint16 [N, D] bfloat16 patterns for exact rows.
     numbers: float32 [N, G * (1 or 2)] in the order of the bytes: all scales, then all minima or zero-points, each a
-    number of the scale type. A mixed row has a scale for each segment, and code 0 in channels of width 0.
+    number of the scale type. A mixed row has a scale for each segment, or one scale, and code 0 in channels of width 0.
     index: int64 [N], the centroids that were subtracted; None without centroids.
     """
 
@@ -138,6 +139,11 @@ def levels(codes: np.ndarray, bits: int) -> np.ndarray:
     return (2 * codes.astype(np.int32) - (2**bits - 1)).astype(np.float32)
 
 
+def symmetric_codes(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y = x / s, float32."""
+    return np.clip(np.floor(y) + np.float32(2 ** (scheme.bits - 1)), 0, np.float32(scheme.top))
+
+
 # Encoding of groups x [N, G, g]. Each coder returns (codes float32 [N, G, g], its numbers, each [N, G]).
 
 
@@ -164,8 +170,7 @@ def encode_symmetric(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np
         energy = tree_sum(x * x)
         step = np.float32(GAUSSIAN_STEP[scheme.bits])
         first = round_to(step * np.sqrt(energy / np.float32(x.shape[2])), scheme.scale_type)
-    middle = np.float32(2 ** (scheme.bits - 1))
-    codes = np.clip(np.floor(divide_or_zero(x, first[..., None])) + middle, 0, top)
+    codes = symmetric_codes(divide_or_zero(x, first[..., None]), scheme)
     if scheme.scale_rule == "absmax":
         return codes, [first]
     level = levels(codes, scheme.bits)
@@ -182,7 +187,7 @@ def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.nda
     energy = tree_sum(x * x)
     deviation = round_to(np.sqrt(energy / np.float32(x.shape[2])), scheme.scale_type)
     y = divide_or_zero(x, deviation[..., None])
-    codes = (nearest_entries if scheme.coder == "codebook" else best_paths)(y, scheme)
+    codes = table_codes(y, scheme)
     codes = np.where(deviation[..., None] == 0, np.uint8(2 ** (scheme.bits - 1)), codes)
     if scheme.scale_rule == "rms":
         return codes, [deviation]
@@ -194,6 +199,11 @@ def encode_table(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.nda
         refit = divide_or_zero(tree_sum(x * value), norm)
     scale = np.where((norm == 0) | np.isnan(refit), deviation, round_to(refit, scheme.scale_type))
     return codes, [np.where(deviation == 0, ZERO, scale)]
+
+
+def table_codes(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y [N, G, g] in a codebook or a trellis, uint8."""
+    return (nearest_entries if scheme.coder == "codebook" else best_paths)(y, scheme)
 
 
 def table_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
@@ -301,6 +311,63 @@ def trace_back(state: np.ndarray, oldest: list[np.ndarray], scheme: Scheme) -> t
     return state, codes.T
 
 
+# One scale a row. Sums of segments are added from the widest segment on.
+
+
+def encode_one_scale(x: np.ndarray, scheme: MixedScheme) -> tuple[np.ndarray, np.ndarray]:
+    """x [N, D] -> (codes uint8 [N, D], scales float32 [N, 1], or [N, 0] without channels of width 1 to 8)"""
+    codes = np.zeros(x.shape, np.uint8)
+    parts = [(x[:, part.begin : part.end], np.float32(gain), part) for part, gain in segments_with_gains(x, scheme)]
+    if not parts:
+        return codes, np.zeros((len(x), 0), np.float32)
+    energies = [tree_sum(own * own) for own, _, _ in parts]
+    reduced = reduce(np.add, [energy / (gain * gain) for energy, (_, gain, _) in zip(energies, parts)])
+    count = np.float32(parts[-1][2].end)
+    deviation = round_to(np.sqrt(reduced / count), scheme.scale_type)
+    for own, gain, part in parts:
+        codes[:, part.begin : part.end] = unit_codes(own, gain * deviation, part.scheme)
+    if scheme.scale_rule == "rms":
+        return codes, deviation[:, None]
+    values = [unit_values(codes[:, part.begin : part.end], part.scheme) for _, _, part in parts]
+    norm = reduce(np.add, [gain * gain * tree_sum(v * v) for v, (_, gain, _) in zip(values, parts)])
+    if scheme.scale_rule == "norm":
+        refit = np.sqrt(divide_or_zero(reduce(np.add, energies), norm))
+    else:
+        product = reduce(np.add, [tree_sum(own * (gain * v)) for v, (own, gain, _) in zip(values, parts)])
+        refit = divide_or_zero(product, norm)
+    scale = np.where((norm == 0) | np.isnan(refit), deviation, round_to(refit, scheme.scale_type))
+    return codes, np.where(deviation == 0, ZERO, scale)[:, None]
+
+
+def segments_with_gains(x: np.ndarray, scheme: MixedScheme):
+    """(segment, gain) of each segment of width 1 to 8 of rows x [N, D]"""
+    return zip(scheme.segments(x.shape[1]), scheme.gains)
+
+
+def unit_codes(x: np.ndarray, step: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of a segment x [N, g] in units of step [N], that is t of packing.md; the middle code where it is 0."""
+    y = divide_or_zero(x, step[:, None])
+    if scheme.coder == "symmetric":
+        codes = symmetric_codes(y / np.float32(GAUSSIAN_STEP[scheme.bits]), scheme)
+    else:
+        codes = table_codes(y[:, None], scheme)[:, 0]
+    return np.where(step[:, None] == 0, 2 ** (scheme.bits - 1), codes).astype(np.uint8)
+
+
+def unit_values(codes: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """v of the codes [N, g] of a segment, float32."""
+    if scheme.coder == "symmetric":
+        return np.float32(GAUSSIAN_STEP[scheme.bits]) * (levels(codes, scheme.bits) * HALF)
+    return table_values(codes, scheme)
+
+
+def decode_one_scale(codes: np.ndarray, scale: np.ndarray, scheme: MixedScheme, x: np.ndarray) -> None:
+    """Writes x_hat of all channels that have bits into x [N, D]. codes: [N, D], scale: [N, 1]"""
+    for part, gain in segments_with_gains(x, scheme):
+        channels = slice(part.begin, part.end)
+        x[:, channels] = scale * (np.float32(gain) * unit_values(codes[:, channels], part.scheme))
+
+
 # Centroids
 
 
@@ -347,14 +414,19 @@ def encode(x: np.ndarray, scheme: AnyScheme) -> CodedRows:
         return CodedRows(exact_bits(np.ascontiguousarray(x)), np.zeros((len(x), 0), np.float32))
     poisoned = ~finite_rows(x)
     x = np.where(poisoned[:, None], ZERO, x)
+    codes, numbers = (encode_one_scale if scheme.one_scale else encode_segments)(x, scheme)
+    codes[poisoned], numbers[poisoned] = 0, NAN
+    return CodedRows(codes, numbers)
+
+
+def encode_segments(x: np.ndarray, scheme: AnyScheme) -> tuple[np.ndarray, np.ndarray]:
+    """x [N, D] -> (codes uint8 [N, D], all numbers float32 [N, G * (1 or 2)])"""
     codes, numbers = np.zeros(x.shape, np.uint8), [np.zeros((len(x), 0), np.float32)]
     for part in scheme.segments(x.shape[1]):
         channels = slice(part.begin, part.end)
         codes[:, channels], own = encode_segment(np.ascontiguousarray(x[:, channels]), part.scheme)
         numbers += own
-    numbers = np.concatenate(numbers, axis=1)
-    codes[poisoned], numbers[poisoned] = 0, NAN
-    return CodedRows(codes, numbers)
+    return codes, np.concatenate(numbers, axis=1)
 
 
 def encode_segment(x: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -371,6 +443,9 @@ def decode(rows: CodedRows, scheme: AnyScheme) -> np.ndarray:
         return from_bf16_bits(rows.codes)
     x, first = np.zeros(rows.codes.shape, np.float32), 0
     x[is_poisoned(rows.numbers)] = NAN  # for channels of width 0
+    if scheme.one_scale:
+        decode_one_scale(rows.codes, rows.numbers, scheme, x)
+        return x
     for part in scheme.segments(x.shape[1]):
         channels = slice(part.begin, part.end)
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()

@@ -19,6 +19,9 @@ LARGEST_MEMORY, LARGEST_WINDOW_BITS, LARGEST_STATE_BITS = 8, 16, 8  # m, b (m + 
 SHORTEST_TRELLIS = 8  # channels; shorter groups are coded as symmetric
 LONGEST_SEAM = 32  # channels on each side of the seam, in the first run of the trellis search
 ROW_ALIGNMENT = 4
+ONE_SCALE_RULES = ("norm", "least_squares", "rms")  # of rows with one scale; a symmetric coder has no rms
+WIDTHS = tuple(range(1, 9))
+SMALLEST_GAIN, LARGEST_GAIN = 2.0**-24, 2.0**24
 
 # step[b] of packing.md, b = 1 .. 8; the nearest binary32 values decide.
 GAUSSIAN_STEP = (None, 1.5957691, 0.9956867, 0.58601946, 0.3352006, 0.18813878, 0.10406301, 0.056867674, 0.030762387)
@@ -45,6 +48,20 @@ def index_bytes(centroids: int) -> int:
 def trellis_fault(bits: int, memory: int) -> str | None:
     most = min(LARGEST_MEMORY, LARGEST_STATE_BITS // bits, LARGEST_WINDOW_BITS // bits - 1)
     return None if 1 <= memory <= most else f"trellis of {bits} bits: expected a memory of 1 to {most}, found {memory}"
+
+
+def gains_fault(gains: tuple[float, ...], scale_rule: str, widths: set[int]) -> str | None:
+    """What is wrong with gains of widths 1 to 8 of a row that has these widths."""
+    if scale_rule not in ONE_SCALE_RULES:
+        return f"scale_rule of rows with one scale: expected {' or '.join(ONE_SCALE_RULES)}, found '{scale_rule}'"
+    if len(gains) != len(WIDTHS):
+        return f"segment_gain: expected {len(WIDTHS)} gains, found {len(gains)}"
+    for width, gain in zip(WIDTHS, gains):
+        if not SMALLEST_GAIN <= gain <= LARGEST_GAIN:  # also true for NaN
+            return f"segment_gain of width {width}: expected 2^-24 to 2^24, found {gain:g}"
+        if width not in widths and gain != 1:
+            return f"segment_gain of width {width}, which the row does not have: expected 1, found {gain:g}"
+    return None
 
 
 def symmetric_instead(bits: int, group_size: int, scale_type: str, scale_rule: str) -> "Scheme":
@@ -114,6 +131,11 @@ class Scheme:
         if not all(map(math.isfinite, self.codebook + self.theta)):
             return "codebook and theta: expected finite numbers"
         return None
+
+    @property
+    def one_scale(self) -> bool:
+        """False: each group has a scale."""
+        return False
 
     @property
     def top(self) -> int:
@@ -193,7 +215,8 @@ class Tables:
 class MixedScheme:
     """How one row with mixed widths is quantized; `make` builds it.
 
-    `widths` is channel_bits. `parts` are the segments of width 1 to 8, each one group. `size` is the row size that all
+    `widths` is channel_bits. `parts` are the segments of width 1 to 8, each one group. `gains` are the gains of these
+    segments, binary32 numbers, in rows with one scale; None: each segment has a scale. `size` is the row size that all
     heads of a layer share; 0: the size that this row needs.
     """
 
@@ -204,6 +227,7 @@ class MixedScheme:
     parts: tuple[Segment, ...]
     centroids: int = 0
     size: int = 0
+    gains: tuple[float, ...] | None = None
 
     @staticmethod
     def make(
@@ -213,18 +237,28 @@ class MixedScheme:
         scale_rule: str,
         tables: Tables = Tables(),
         centroids: int = 0,
+        gains: tuple[float, ...] | None = None,
     ) -> "MixedScheme":
+        """`gains` has the gains of widths 1 to 8, for rows with one scale. Raises ValueError for what cannot be."""
         if coder not in MIXABLE_CODERS:
             raise ValueError(f"coder of mixed rows: expected {' or '.join(MIXABLE_CODERS)}, found '{coder}'")
         if not all(0 <= w <= 8 for w in widths) or list(widths) != sorted(widths, reverse=True):
             raise ValueError("channel_bits: expected widths from 0 to 8, descending")
+        if gains is not None and (fault := gains_fault(gains, scale_rule, set(widths))):
+            raise ValueError(fault)
         parts, begin = [], 0
         for width in sorted(set(widths) - {0}, reverse=True):
             end = begin + widths.count(width)
             scheme = tables.mixed_scheme(coder, width, end - begin, scale_type, scale_rule)
             parts.append(Segment(begin, end, scheme, 8 if width > 4 else width))
             begin = end
-        return MixedScheme(coder, scale_type, scale_rule, tuple(widths), tuple(parts), centroids)
+        own = None if gains is None else tuple(gains[part.scheme.bits - 1] for part in parts)
+        return MixedScheme(coder, scale_type, scale_rule, tuple(widths), tuple(parts), centroids, gains=own)
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether a row has one scale, and a gain for each segment."""
+        return self.gains is not None
 
     @property
     def bits(self) -> int:
@@ -242,8 +276,13 @@ class MixedScheme:
     def numbers_begin(self, dim: int) -> int:
         return round_up(self.code_bytes(dim), SCALE_BYTES[self.scale_type])
 
+    def scale_count(self, dim: int) -> int:
+        """Scales of a row. A row without channels of width 1 to 8 has none."""
+        count = len(self.segments(dim))
+        return min(count, 1) if self.one_scale else count
+
     def number_bytes(self, dim: int) -> int:
-        return len(self.segments(dim)) * SCALE_BYTES[self.scale_type]
+        return self.scale_count(dim) * SCALE_BYTES[self.scale_type]
 
     def needed_bytes(self) -> int:
         """Size without the zero bytes that pad to the row size."""

@@ -6,9 +6,11 @@ here: packing.py does that, and packing is exact.
 Shapes: N rows of D channels, G groups of g channels, S states of a trellis, C centroids.
 """
 
+from functools import reduce
+
 import torch
 
-from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, Scheme
+from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, MixedScheme, Scheme
 
 LARGEST = torch.finfo(torch.float32).max
 # Elements of the largest temporary tensor of the trellis search and of the centroid search: fits a CPU's cache, keeps a
@@ -97,13 +99,21 @@ def symmetric(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch
         energy = tree_sum(x * x).unsqueeze(2)
         deviation = square_root(energy / number(x.shape[2], x))
         first = round_to(number(GAUSSIAN_STEP[scheme.bits], x) * deviation, scheme.scale_type)
-    middle = 2 ** (scheme.bits - 1)
-    codes = (torch.floor(divide(x, first)) + middle).clamp(0, scheme.top)
-    codes = torch.where(first == 0, torch.full_like(codes, middle), codes)
+    codes = or_middle(symmetric_codes(divide(x, first), scheme), first, scheme)
     if scheme.scale_rule == "absmax":
         return codes, [first]
     scale = round_to(refit(x, codes, energy, scheme), scheme.scale_type)
     return codes, [torch.where(first == 0, torch.zeros_like(scale), scale)]
+
+
+def symmetric_codes(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y = x / s, float32."""
+    return (torch.floor(y) + 2 ** (scheme.bits - 1)).clamp(0, scheme.top)
+
+
+def or_middle(codes: torch.Tensor, step: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """The codes, and the middle code where the step they were derived from is 0."""
+    return torch.where(step == 0, torch.full_like(codes, 2 ** (scheme.bits - 1)), codes)
 
 
 def refit(x: torch.Tensor, codes: torch.Tensor, energy: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -127,10 +137,7 @@ def table(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Ten
     """x [N, G, g] -> (codes uint8 [N, G, g], [scale [N, G, 1]])"""
     energy = tree_sum(x * x).unsqueeze(2)
     deviation = round_to(square_root(energy / number(x.shape[2], x)), scheme.scale_type)
-    y = divide(x, deviation)
-    search = nearest_entries if scheme.coder == "codebook" else FASTER_SEARCH.get(y.device.type, best_paths)
-    codes = search(y, scheme)
-    codes = torch.where(deviation == 0, torch.full_like(codes, 2 ** (scheme.bits - 1)), codes)
+    codes = or_middle(table_codes(divide(x, deviation), scheme), deviation, scheme)
     if scheme.scale_rule == "rms":
         return codes, [deviation]
     value = table_values(codes, scheme)
@@ -141,6 +148,12 @@ def table(x: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, list[torch.Ten
         refitted = divide(tree_sum(x * value).unsqueeze(2), norm)
     scale = torch.where((norm == 0) | refitted.isnan(), deviation, round_to(refitted, scheme.scale_type))
     return codes, [torch.where(deviation == 0, torch.zeros_like(scale), scale)]
+
+
+def table_codes(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y [N, G, g] in a codebook or a trellis, uint8."""
+    search = nearest_entries if scheme.coder == "codebook" else FASTER_SEARCH.get(y.device.type, best_paths)
+    return search(y, scheme)
 
 
 def table_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
@@ -254,6 +267,57 @@ def trace_back(state: torch.Tensor, oldest: torch.Tensor, scheme: Scheme) -> tup
     return state, codes.T
 
 
+# One scale a row. Sums of segments are added from the widest segment on.
+
+
+def encode_one_scale(x: torch.Tensor, scheme: MixedScheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [N, D] -> (codes uint8 [N, D], scales [N, 1], or [N, 0] without channels of width 1 to 8)"""
+    codes, parts = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), scheme.segments(x.shape[1])
+    if not parts:
+        return codes, x.new_zeros(len(x), 0)
+    gains = binary32(scheme.gains, x).unbind()
+    segments = [x[:, part.begin : part.end] for part in parts]
+    energies = [tree_sum(own * own) for own in segments]
+    reduced = reduce(torch.add, [energy / (gain * gain) for energy, gain in zip(energies, gains)])
+    deviation = round_to(square_root(reduced / number(parts[-1].end, x)), scheme.scale_type)
+    for part, own, gain in zip(parts, segments, gains):
+        codes[:, part.begin : part.end] = unit_codes(own, gain * deviation, part.scheme)
+    if scheme.scale_rule == "rms":
+        return codes, deviation[:, None]
+    values = [unit_values(codes[:, part.begin : part.end], part.scheme) for part in parts]
+    norm = reduce(torch.add, [gain * gain * tree_sum(v * v) for v, gain in zip(values, gains)])
+    if scheme.scale_rule == "norm":
+        refitted = square_root(divide(reduce(torch.add, energies), norm))
+    else:
+        products = [tree_sum(own * (gain * v)) for own, v, gain in zip(segments, values, gains)]
+        refitted = divide(reduce(torch.add, products), norm)
+    scale = torch.where((norm == 0) | refitted.isnan(), deviation, round_to(refitted, scheme.scale_type))
+    return codes, torch.where(deviation == 0, torch.zeros_like(scale), scale)[:, None]
+
+
+def unit_codes(x: torch.Tensor, step: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of a segment x [N, g] in units of step [N], that is t of packing.md; uint8."""
+    y = divide(x, step[:, None])
+    if scheme.coder == "symmetric":
+        codes = symmetric_codes(y / number(GAUSSIAN_STEP[scheme.bits], y), scheme)
+    else:
+        codes = table_codes(y[:, None], scheme)[:, 0]
+    return or_middle(codes.to(torch.uint8), step[:, None], scheme)
+
+
+def unit_values(codes: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """v of the codes [N, g] of a segment."""
+    if scheme.coder == "symmetric":
+        return number(GAUSSIAN_STEP[scheme.bits], codes) * ((2 * codes.float() - scheme.top) * 0.5)
+    return table_values(codes, scheme)
+
+
+def decode_one_scale(codes: torch.Tensor, scale: torch.Tensor, scheme: MixedScheme, x: torch.Tensor) -> None:
+    """Writes x_hat of all channels that have bits into x [N, D]. codes: [N, D], scale: [N, 1]"""
+    for part, gain in zip(scheme.segments(x.shape[1]), binary32(scheme.gains, x)):
+        x[:, part.begin : part.end] = scale * (gain * unit_values(codes[:, part.begin : part.end], part.scheme))
+
+
 # Centroids
 
 
@@ -292,22 +356,31 @@ def encode(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tens
 
     returns (codes uint8 [N, D], numbers float32 [N, G * (1 or 2)] in the order of the bytes)
     """
-    codes, found = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), [x.new_zeros(len(x), 0)]
     poisoned = ~x.isfinite().all(1, keepdim=True)
     x = torch.where(poisoned, number(0.0, x), x)
+    codes, numbers = (encode_one_scale if scheme.one_scale else encode_segments)(x, scheme)
+    return codes.masked_fill_(poisoned, 0), numbers.masked_fill_(poisoned, torch.nan)
+
+
+def encode_segments(x: torch.Tensor, scheme: AnyScheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [N, D] -> (codes uint8 [N, D], all numbers float32 [N, G * (1 or 2)])"""
+    codes, found = torch.zeros(x.shape, dtype=torch.uint8, device=x.device), [x.new_zeros(len(x), 0)]
     for part in scheme.segments(x.shape[1]):
         channels, own = x[:, part.begin : part.end], part.scheme
         groups = clip_rows(channels, own).reshape(len(x), own.groups(channels.shape[1]), own.group_size)
         coded, more = CODERS[own.coder](groups, own)
         codes[:, part.begin : part.end] = coded.reshape(channels.shape).to(torch.uint8)
         found += [each.squeeze(2) for each in more]
-    return codes.masked_fill_(poisoned, 0), torch.cat(found, dim=1).masked_fill_(poisoned, torch.nan)
+    return codes, torch.cat(found, dim=1)
 
 
 def decode(codes: torch.Tensor, numbers: torch.Tensor, scheme: AnyScheme) -> torch.Tensor:
     """x_hat, float32 [N, D]."""
     x, first = torch.zeros(codes.shape, dtype=torch.float32, device=codes.device), 0
     x.masked_fill_(numbers[:, :1].isnan().any(1, keepdim=True), torch.nan)  # channels of width 0 in poisoned rows
+    if scheme.one_scale:
+        decode_one_scale(codes, numbers, scheme, x)
+        return x
     for part in scheme.segments(x.shape[1]):
         count = part.scheme.groups(part.end - part.begin) * part.scheme.numbers_per_group()
         own = numbers[:, first : first + count]

@@ -144,8 +144,12 @@ def multiply(a: Real, b: Real) -> Real:
 
 
 def divide(a: Real, b: Real) -> Real:
-    assert not b.is_zero and not b.is_infinite, "packing.md divides by finite numbers only"
+    assert not b.is_zero, "packing.md divides by no zero"
     negative = a.negative != b.negative
+    if b.is_infinite:
+        if a.is_infinite:
+            raise NotANumberError("inf / inf")
+        return Real(negative, Fraction(0))
     return Real(negative, None) if a.is_infinite else rounded(Real(negative, a.magnitude / b.magnitude))
 
 
@@ -165,6 +169,13 @@ def floor(a: Real) -> Real:
         return a
     whole = a.exact.numerator // a.exact.denominator
     return Real(a.negative, Fraction(abs(whole)))
+
+
+def as_float(value: Real) -> float:
+    """A binary32 number as a Python float, which represents it exactly."""
+    if value.is_infinite:
+        return -math.inf if value.negative else math.inf
+    return float(value.exact)
 
 
 def binary32s(values) -> array:
@@ -345,7 +356,7 @@ class Spec:
             else [(case["bits"], case["group_size"])] * (len(row) // case["group_size"])
         )
         number = self.quiet_nan(case["scale_type"])
-        scales = [number] * len(segments)
+        scales = [number] * self.scale_count(len(segments), case)
         zeros = scales if case["coder"] == "affine" else []
         codes = self.poisoned_codes(row, case)
         begins = [0, *itertools.accumulate(size for _, size in segments)]
@@ -495,13 +506,13 @@ class Spec:
         return sum(not y < t for t in thresholds)
 
     def codebook(self, x: list[Real], bits: int, rule: str, scale_type: str, entries: list[Real]) -> Group:
+        return self.normalized(x, bits, rule, scale_type, *self.codebook_coder(bits, entries))
+
+    def codebook_coder(self, bits: int, entries: list[Real]) -> tuple:
+        """(codes of y, values of codes), two functions"""
         assert len(entries) == 2**bits and all(a < b for a, b in itertools.pairwise(entries)), "strictly ascending"
         thresholds = [self.threshold(a, b) for a, b in itertools.pairwise(entries)]
-        return self.normalized(
-            x,
-            bits,
-            rule,
-            scale_type,
+        return (
             lambda y: [self.nearest_entry(v, thresholds) for v in y],
             lambda codes: [entries[c] for c in codes],
         )
@@ -593,15 +604,15 @@ class Spec:
         return [state % 2**trellis.bits for state in states[1:]]
 
     def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
-        table, samples = self.trellis_table(trellis), [float(sample.exact) for sample in y]
+        table, samples = self.trellis_table(trellis), list(map(as_float, y))
         return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
 
     def trellis(self, x: list[Real], rule: str, scale_type: str, trellis: Trellis) -> Group:
-        return self.normalized(
-            x,
-            trellis.bits,
-            rule,
-            scale_type,
+        return self.normalized(x, trellis.bits, rule, scale_type, *self.trellis_coder(trellis))
+
+    def trellis_coder(self, trellis: Trellis) -> tuple:
+        """(codes of y, values of codes), two functions"""
+        return (
             lambda y: self.viterbi(y, trellis),
             lambda codes: self.trellis_values(codes, trellis),
         )
@@ -634,6 +645,106 @@ class Spec:
         assert len(row) <= case["row_bytes"] and case["row_bytes"] % 4 == 0, f"{case['name']}: needs {len(row)} bytes"
         return row + bytes(case["row_bytes"] - len(row))
 
+    # One scale a row
+
+    def has_one_scale(self, case: dict) -> bool:
+        return case.get("scale_scope") == "row"
+
+    def scale_count(self, segments: int, case: dict) -> int:
+        """Scales of a row with so many groups or segments of width 1..8"""
+        return min(segments, 1) if self.has_one_scale(case) else segments
+
+    def gain(self, width: int, case: dict) -> Real:
+        gain = from_pattern(case["gains_bits"][width - 1])
+        assert Fraction(1, 2**24) <= gain.exact <= 2**24, f"{case['name']}: gain of width {width}"
+        return gain
+
+    def square(self, gain: Real) -> Real:
+        """q"""
+        return multiply(gain, gain)
+
+    def sum_of_segments(self, terms: list[Real]) -> Real:
+        """Adds the terms of the segments, which stand widest first."""
+        return functools.reduce(add, terms)
+
+    def coded_channels(self, parts: list[tuple[int, list[Real]]], row: list[Real]) -> int:
+        """n"""
+        return sum(len(x) for _, x in parts)
+
+    def first_scale(self, parts: list[tuple[int, list[Real]]], row: list[Real], case: dict) -> Real:
+        """d before rounding R"""
+        terms = [divide(self.energy(x), self.square(self.gain(width, case))) for width, x in parts]
+        return square_root(divide(self.sum_of_segments(terms), Real.of(self.coded_channels(parts, row))))
+
+    def unit_step(self, gain: Real, d: Real, scale_type: str) -> Real:
+        """t"""
+        return multiply(gain, d)
+
+    def unit_symmetric_code(self, x: Real, t: Real, width: int) -> int:
+        return self.symmetric_code(self.divide(x, t), STEPS[width], width)
+
+    def unit_symmetric_value(self, code: int, width: int) -> Real:
+        return multiply(STEPS[width], multiply(self.level(code, width), HALF))
+
+    def unit_coder(self, width: int, size: int, t: Real, case: dict) -> tuple:
+        """(codes of x, unit values of codes) of a segment, two functions"""
+        if case["coder"] == "codebook":
+            encode, values_of = self.codebook_coder(
+                width, [from_pattern(text) for text in case["codebook"][str(width)]]
+            )
+        elif entry := self.trellis_of(width, size, case):
+            encode, values_of = self.trellis_coder(Trellis.of(entry))
+        else:
+            return (
+                lambda x: [self.unit_symmetric_code(v, t, width) for v in x],
+                lambda codes: [self.unit_symmetric_value(c, width) for c in codes],
+            )
+        return lambda x: encode([self.divide(v, t) for v in x]), values_of
+
+    def row_scale(self, parts: list, values: list[list[Real]], d: Real, case: dict) -> Real:
+        """s of a row whose d is not 0. parts: (width, channels) of each segment; values: v of each segment"""
+        gains = [self.gain(width, case) for width, _ in parts]
+        norm = self.sum_of_segments([multiply(self.square(g), self.energy(v)) for g, v in zip(gains, values)])
+        if case["scale_rule"] == "rms" or norm.is_zero:
+            return d
+        if case["scale_rule"] == "least_squares":
+            try:
+                product = self.sum_of_segments(
+                    [
+                        self.tree([multiply(a, multiply(g, b)) for a, b in zip(x, v)])
+                        for g, (_, x), v in zip(gains, parts, values)
+                    ]
+                )
+            except NotANumberError:
+                return d
+            return self.to_scale_type(divide(product, norm), case["scale_type"])
+        assert case["scale_rule"] == "norm"
+        energy = self.sum_of_segments([self.energy(x) for _, x in parts])
+        return self.to_scale_type(square_root(divide(energy, norm)), case["scale_type"])
+
+    def decoded(self, scale: Real, gain: Real, value: Real) -> Real:
+        """x_hat"""
+        return multiply(scale, multiply(gain, value))
+
+    def encode_one_scale(self, row: list[Real], case: dict) -> list[tuple[int, Group]]:
+        """Width and group of each segment of width 1..8; all groups have the scale of the row."""
+        parts = [(width, x) for width, x in self.cut(row, case) if width]
+        if not parts:
+            return []
+        unrounded = self.first_scale(parts, row, case)
+        d = self.to_scale_type(unrounded, case["scale_type"])
+        codes, values = [], []
+        for width, x in parts:
+            t = self.unit_step(self.gain(width, case), self.scale_for_codes(unrounded, d), case["scale_type"])
+            encode, values_of = self.unit_coder(width, len(x), t, case)
+            codes.append([2 ** (width - 1)] * len(x) if d.is_zero or t.is_zero else encode(x))
+            values.append(values_of(codes[-1]))
+        scale = d if d.is_zero else self.row_scale(parts, values, d, case)
+        return [
+            (width, Group(own, scale, None, [self.decoded(scale, self.gain(width, case), v) for v in unit]))
+            for (width, _), own, unit in zip(parts, codes, values)
+        ]
+
     # Centroids
 
     def distance(self, row: list[Real], centroid: list[Real]) -> Real:
@@ -659,20 +770,25 @@ class Spec:
             entries = [from_pattern(text) for text in case["codebook"][str(bits)]]
             return self.codebook(x, bits, rule, scale_type, entries)
         if coder == "trellis":
-            entry = next((t for t in case["trellis"] if t["bits"] == bits), None)
-            if entry and self.bites_its_tail(len(x)):
+            if entry := self.trellis_of(bits, len(x), case):
                 return self.trellis(x, rule, scale_type, Trellis.of(entry))
             rule = self.fallback_rule(rule)
         return self.symmetric(x, bits, rule, scale_type)
 
-    def encode_segments(self, row: list[Real], case: dict) -> list[tuple[int, Group | None]]:
-        """Width and group of each segment; width 0 has no group."""
-        coded, begin = [], 0
-        for width, size in self.segments(case["channel_bits"]):
-            coded.append((width, self.encode_group(row[begin : begin + size], width, case) if width else None))
-            begin += size
-        assert begin == len(row)
-        return coded
+    def trellis_of(self, bits: int, size: int, case: dict) -> dict | None:
+        """The trellis of a group; None if the group is symmetric."""
+        entry = next((t for t in case.get("trellis", []) if t["bits"] == bits), None)
+        return entry if entry and self.bites_its_tail(size) else None
+
+    def cut(self, row: list[Real], case: dict) -> list[tuple[int, list[Real]]]:
+        """Width and channels of each segment"""
+        begins = [0, *itertools.accumulate(size for _, size in self.segments(case["channel_bits"]))]
+        assert begins[-1] == len(row)
+        return [(case["channel_bits"][a], row[a:b]) for a, b in itertools.pairwise(begins)]
+
+    def encode_segments(self, row: list[Real], case: dict) -> list[tuple[int, Group]]:
+        """Width and group of each segment of width 1..8"""
+        return [(width, self.encode_group(x, width, case)) for width, x in self.cut(row, case) if width]
 
     def encode_groups(self, row: list[Real], case: dict) -> list[Group]:
         size = case["group_size"]
@@ -734,12 +850,14 @@ class Spec:
         }
 
     def derive_coded(self, row: list[Real], case: dict) -> dict:
-        mixed = "channel_bits" in case
-        coded = self.encode_segments(row, case) if mixed else [(case["bits"], g) for g in self.encode_groups(row, case)]
-        groups = [group for _, group in coded if group]
-        parts = [(width, group.codes) for width, group in coded if group]
+        if "channel_bits" not in case:
+            coded = [(case["bits"], group) for group in self.encode_groups(row, case)]
+        else:
+            coded = (self.encode_one_scale if self.has_one_scale(case) else self.encode_segments)(row, case)
+        groups = [group for _, group in coded]
+        parts = [(width, group.codes) for width, group in coded]
         target = SCALE_TYPES[case["scale_type"]]
-        scales = [pattern(g.scale, target) for g in groups]
+        scales = [pattern(g.scale, target) for g in groups[: self.scale_count(len(groups), case)]]
         zeros = [pattern(g.zero, target) for g in groups if g.zero is not None]
         decoded = [hex_pattern(x) for g in groups for x in g.decoded]
         dropped = len(row) - len(decoded)
@@ -750,7 +868,7 @@ class Spec:
 
 
 def with_patterns(case: dict) -> dict:
-    """Replaces the decimals of codebooks, thetas and centroids by the hex patterns of vectors.md."""
+    """Replaces the decimals of codebooks, thetas, centroids and gains by the hex patterns of vectors.md."""
 
     def patterns(texts):
         return [hex_pattern(from_decimal(text)) for text in texts]
@@ -765,6 +883,8 @@ def with_patterns(case: dict) -> dict:
             ]
         elif key == "centroids":
             result["centroids_bits"] = [patterns(centroid) for centroid in value]
+        elif key == "gains":
+            result["gains_bits"] = patterns(value)
         else:
             result[key] = value
     return result

@@ -75,6 +75,15 @@ def mixed(name, why, x, widths, row_bytes, rule="norm", scale_type="fp16", coder
     }
 
 
+def one_scale(gains, *arguments, **more):
+    """A mixed row with one scale; the arguments are those of mixed(). `gains` has one number for each segment of width
+    1..8, widest first."""
+    case = mixed(*arguments, **more)
+    widths = sorted(set(case["channel_bits"]) - {0}, reverse=True)
+    of_width = dict(zip(widths, gains.split(), strict=True))
+    return {**case, "scale_scope": "row", "gains": [of_width.get(width, "1") for width in range(1, 9)]}
+
+
 def residual(case, centroids):
     return {**case, "centroids": [centroid.split() for centroid in centroids]}
 
@@ -891,28 +900,20 @@ def trellis_edges() -> list[dict]:
 
 
 def mixed_rows() -> list[dict]:
-    def books(*widths):
-        return {"coder": "codebook", "codebook": {w: skewed(w).split() for w in widths}}
-
-    def thetas(*pairs):
-        return {"coder": "trellis", "trellis": [theta(bits, memory, TAPS[bits, memory]) for bits, memory in pairs]}
-
-    ladder = " ".join(f"{w}*2" for w in range(8, -1, -1))
-    four = thetas((1, 3), (2, 2), (3, 1), (4, 1))
     return [
         mixed("mixed 4 and 2", "two segments, two scales; g is the length of the segment", lattice(8, 1), "4*4 2*4", 8),
         mixed(
             "mixed 8 to 0",
             "widths 5, 6 and 7 take a byte a code; every segment starts at a byte; no scale for width 0",
             lattice(18, 2),
-            ladder,
+            LADDER,
             32,
         ),
         mixed(
             "mixed codebook 8 to 0",
             "each width has its own codebook",
             lattice(18, 3),
-            ladder,
+            LADDER,
             48,
             "rms",
             "fp32",
@@ -926,7 +927,7 @@ def mixed_rows() -> list[dict]:
             40,
             "rms",
             "bf16",
-            **four,
+            **FOUR,
         ),
         mixed(
             "mixed trellis 8 to 0, least squares",
@@ -936,7 +937,7 @@ def mixed_rows() -> list[dict]:
             40,
             "least_squares",
             "fp32",
-            **four,
+            **FOUR,
         ),
         mixed(
             "mixed trellis, rule rms",
@@ -1018,7 +1019,462 @@ def mixed_rows() -> list[dict]:
             "4*16 3*24 2*56 1*24 0*8",
             44,
             "norm",
-            **four,
+            **FOUR,
+        ),
+    ]
+
+
+def books(*widths: int) -> dict:
+    return {"coder": "codebook", "codebook": {w: skewed(w).split() for w in widths}}
+
+
+def thetas(*pairs: tuple[int, int]) -> dict:
+    return {"coder": "trellis", "trellis": [theta(bits, memory, TAPS[bits, memory]) for bits, memory in pairs]}
+
+
+LADDER = " ".join(f"{w}*2" for w in range(8, -1, -1))
+FOUR = thetas((1, 3), (2, 2), (3, 1), (4, 1))
+
+
+def one_scale_rows() -> list[dict]:
+    falling = "7.3 4.1 2.6 1.9 1.1 0.7 0.45 0.21"
+    return [
+        one_scale("2 0.5", "one scale, 4 and 2", "gains are powers of two; one scale", lattice(8, 1), "4*4 2*4", 8),
+        one_scale(
+            falling,
+            "one scale, 8 to 0",
+            "each width has its gain and step; n counts no channel of width 0",
+            lattice(18, 2),
+            LADDER,
+            16,
+            "norm",
+            "fp32",
+        ),
+        one_scale(
+            falling,
+            "one scale, 8 to 0, least squares",
+            "x u is summed by segments, from the widest on",
+            lattice(18, 4),
+            LADDER,
+            16,
+            "least_squares",
+            "bf16",
+        ),
+        *(
+            one_scale(
+                falling,
+                f"one scale, codebook, {rule}, {scale_type}",
+                "each width has its gain and codebook",
+                lattice(18, salt),
+                LADDER,
+                16,
+                rule,
+                scale_type,
+                **books(*range(1, 9)),
+            )
+            for salt, (rule, scale_type) in enumerate(
+                (("norm", "fp16"), ("rms", "fp32"), ("least_squares", "bf16"), ("least_squares", "fp32"))
+            )
+        ),
+        *(
+            one_scale(
+                "4.4 3.3 2.7 2.2 1.7 1.2 0.8 0.3",
+                f"one scale, trellis, {rule}, {scale_type}",
+                "widths without a theta are symmetric; one rule for the row, though symmetric rows know no rms",
+                bell(49, salt),
+                "8*2 7*2 6*2 5*2 4*8 3*9 2*10 1*12 0*2",
+                28,
+                rule,
+                scale_type,
+                **FOUR,
+            )
+            for salt, (rule, scale_type) in enumerate(
+                (("norm", "fp32"), ("rms", "bf16"), ("least_squares", "fp16")), start=4
+            )
+        ),
+        one_scale(
+            "2.1 1.4 0.9 0.5",
+            "one scale, short segments of a trellis",
+            "two segments of seven are symmetric, one of eight is not",
+            bell(26, 6),
+            "6*4 4*7 2*8 1*7",
+            16,
+            "rms",
+            **thetas((1, 3), (2, 2), (4, 1)),
+        ),
+        # Bytes
+        one_scale(
+            "1.5 0.75",
+            "one scale behind odd bytes",
+            "3 bytes of codes, one of padding, two of the scale, two to a multiple of 4",
+            lattice(6, 6),
+            "4*3 2*3",
+            8,
+        ),
+        one_scale("1.5", "one scale, one channel", "the rest has width 0 and decodes to +0", lattice(8, 9), "8 0*7", 4),
+        one_scale("", "no scale at all", "a row without channels of width 1..8", lattice(5, 3), "0*5", 4),
+        one_scale("1.25 0.75", "one scale, larger row", "another head needs 12 bytes", lattice(12, 12), "2*6 1*6", 12),
+        # Sums and roundings
+        one_scale(
+            "1 1 1 1 1 1",
+            "one scale, segments from the widest on",
+            "E and F are 1: each 2^-24 is lost, while the tree of the row or the other order keeps them",
+            "1 0x1p-12 0x1p-12 0x1p-12 0x1p-12 0x1p-12",
+            "8 7 6 5 4 3",
+            12,
+            "norm",
+            "fp32",
+            **books(*range(3, 9)),
+        ),
+        *(
+            one_scale(
+                "1.3 1.1 0.9 0.7",
+                f"one scale, every rounding of {coder['coder']}, {rule}",
+                "G G, F, t, y, q tree(v v) and G v are rounded to binary32 one by one",
+                spread(40, salt),
+                "4*9 3*10 2*11 1*10",
+                24,
+                rule,
+                "fp32",
+                **coder,
+            )
+            for salt, (coder, rule) in enumerate(
+                (
+                    ({"coder": "symmetric"}, "norm"),
+                    ({"coder": "symmetric"}, "least_squares"),
+                    (books(1, 2, 3, 4), "norm"),
+                    (books(1, 2, 3, 4), "rms"),
+                    (books(1, 2, 3, 4), "least_squares"),
+                    (FOUR, "norm"),
+                    (FOUR, "rms"),
+                    (FOUR, "least_squares"),
+                ),
+                start=17,
+            )
+        ),
+        one_scale(
+            "1.7 0.6",
+            "one scale, stored d",
+            "codes come from d as stored in bf16, and t = G d is a binary32 number",
+            spread(64, 22),
+            "5*32 3*32",
+            48,
+            "norm",
+            "bf16",
+        ),
+        one_scale(
+            "1.3",
+            "one scale, order of divisions",
+            "x / t and y / step are rounded, with t = G d: neither x / (step t) nor (x / G) / d",
+            "-0x1.7dc14ep+0 -0x1.8812a2p-1 0x1.3587f8p-1 0x1.ef3ff2p-1 0x1.b157f4p+0 0x1.260df8p+1 "
+            "-0x1.f9914ap+0 0x1.4a2aa2p-2 0x1.691eap+0 0x1.da9d48p-1 1 0.7",
+            "8*12",
+            16,
+            "norm",
+            "bf16",
+        ),
+        # One segment: with the gain 1, a codebook and a trellis give what they give with a scale for each segment.
+        *(
+            case
+            for coder, rule, salt in (
+                (books(3), "norm", 5),
+                (books(3), "rms", 6),
+                (books(3), "least_squares", 7),
+                (thetas((3, 2)), "norm", 8),
+                (thetas((3, 2)), "rms", 9),
+                (thetas((3, 2)), "least_squares", 10),
+            )
+            for case in (
+                one_scale(
+                    "1",
+                    f"one scale, one segment, {coder['coder']}, {rule}",
+                    "as the row of the same name and scope segment",
+                    bell(12, salt),
+                    "3*12",
+                    8,
+                    rule,
+                    **coder,
+                ),
+                mixed(
+                    f"one segment, {coder['coder']}, {rule}",
+                    "as the row of the same name with one scale",
+                    bell(12, salt),
+                    "3*12",
+                    8,
+                    rule,
+                    **coder,
+                ),
+            )
+        ),
+        one_scale(
+            "1",
+            "one scale, one segment, symmetric",
+            "differs from scope segment: the first step is step d with d rounded, not R(step sqrt(E / g))",
+            bell(12, 11),
+            "3*12",
+            8,
+        ),
+        # Ends of the ranges
+        one_scale(
+            "0x1p24 0x1p-24",
+            "one scale, largest and smallest gain",
+            "q = 2^48 and 2^-48; all of F is in the second segment, all of N in the first",
+            lattice(8, 14),
+            "4*4 2*4",
+            8,
+        ),
+        one_scale("3 1", "one scale, zero row", "d = 0: codes 2^(w-1), s = 0", "0 -0 0 0 0 -0", "3*4 2 0", 8),
+        one_scale(
+            "3 1",
+            "one scale, zero row of a codebook",
+            "d = 0: s = 0, and decoded zeros have the signs of their v",
+            "0 -0 0 0 0 -0",
+            "3*4 2 0",
+            8,
+            "rms",
+            **books(2, 3),
+        ),
+        one_scale(
+            "3 1",
+            "one scale, zero row of a trellis",
+            "d = 0: no path is searched",
+            " ".join(["0"] * 17),
+            "3*8 2*8 0",
+            12,
+            "least_squares",
+            **thetas((2, 1), (3, 1)),
+        ),
+        one_scale(
+            "1.5 0.5",
+            "one scale, zero segment",
+            "only the first segment is 0: its y are 0, and its codes count in N",
+            "0 -0 0 0 0 0 -0 0 1 -2 3 -4 0.5 -1 2 -3",
+            "4*8 2*8",
+            8,
+            "norm",
+            "bf16",
+            **thetas((2, 1), (4, 1)),
+        ),
+        one_scale(
+            "2 1",
+            "one scale, d below fp16",
+            "d rounds to 0: all codes are 2^(w-1) and s = 0, though x is not",
+            "2e-8 -3e-8 1e-8 -1e-8",
+            "4*2 2*2",
+            8,
+        ),
+        one_scale(
+            "2 1",
+            "one scale, squares underflow",
+            "E = F = 0, though x is not",
+            "1e-30 -1e-30 2e-30 0",
+            "4*2 2*2",
+            8,
+            "norm",
+            "fp32",
+        ),
+        one_scale(
+            "0x1p12 0x1p12",
+            "one scale, F underflows",
+            "E is subnormal, and E / q is 0",
+            "1e-21 -2e-21 3e-22 -1e-22",
+            "4*2 2*2",
+            8,
+            "norm",
+            "fp32",
+        ),
+        one_scale(
+            "0x1p-20 0x1p-21",
+            "one scale, E subnormal",
+            "kept, and F = E / q has few bits",
+            "1e-21 -2e-21 3e-22 -1e-22",
+            "4*2 2*2",
+            8,
+            "norm",
+            "fp32",
+        ),
+        one_scale(
+            "4 1",
+            "one scale, s below fp16",
+            "d = 2^-24 gives codes, and s rounds to 0; decoded zeros keep their signs",
+            "0 0 0 0 -1e-7 0 0 0 0 0",
+            "4*4 1*6",
+            8,
+            "least_squares",
+        ),
+        one_scale(
+            "2 0.5",
+            "one scale, saturating",
+            "d and s stop at 65504",
+            "1e7 -1e7 3e6 -5e5 4e5 -2e5",
+            "4*4 2*2",
+            8,
+        ),
+        one_scale(
+            "0x1p20 0x1p-20",
+            "one scale, only d saturates",
+            "the second segment is far above its gain: y is large, s is not",
+            "3e5 -8e5 1e6 -2e5 1 -2 3 0.01",
+            "4*4 3*4",
+            8,
+            "norm",
+            **books(3, 4),
+        ),
+        *(
+            one_scale(
+                "1.5 0.5",
+                f"one scale, squares overflow, {scale_type}",
+                "E and F are infinite: d and s saturate",
+                "1e20 -1e20 3e19 1e18 1 2",
+                "4*4 2*2",
+                8,
+                "norm",
+                scale_type,
+            )
+            for scale_type in ("fp16", "bf16", "fp32")
+        ),
+        one_scale(
+            "0x1p24 1",
+            "one scale, t overflows",
+            "F is infinite, d the largest binary32 and t = G d infinite: all y of the first segment are 0",
+            "1e38 -1e38 3e37 -0 1e38 -3e38",
+            "3*4 2*2",
+            8,
+            "norm",
+            "fp32",
+        ),
+        *(
+            one_scale(
+                "0x1p-24 1",
+                f"one scale, y overflows, {coder['coder']}",
+                f"d stops at 65504 and t is 2^-8: y is infinite; {what}",
+                f"{LARGEST} -{LARGEST} 1e38 -3 1e20 5 -7 2 1 -1",
+                "4*8 2*2",
+                12,
+                "norm",
+                **coder,
+            )
+            for coder, what in (
+                ({"coder": "symmetric"}, "codes at both ends"),
+                (books(2, 4), "the first and the last entry"),
+                (thetas((4, 1)), "all costs become infinite, and ties keep the smallest old code"),
+            )
+        ),
+        one_scale(
+            "2 1",
+            "one scale, N = 0",
+            "all codes stand for 0: s = d",
+            "1 -1 0.5 -0.75 0.3 -0.2",
+            "2*4 1*2",
+            8,
+            "norm",
+            coder="codebook",
+            codebook={2: "-9 0 9 18".split(), 1: "0 9".split()},
+        ),
+        one_scale(
+            "8 8",
+            "one scale, inf - inf in a segment",
+            "P is NaN: s = d",
+            f"{LARGEST} -{LARGEST} 1 2 3 4",
+            "2*4 1*2",
+            8,
+            "least_squares",
+            "fp32",
+            coder="codebook",
+            codebook={2: "0.5 1 2 3".split(), 1: "1 2".split()},
+        ),
+        one_scale(
+            "8 8",
+            "one scale, inf - inf between segments",
+            "one tree is infinite, the other -infinite: P is NaN, s = d",
+            f"{LARGEST} 1 2 3 -{LARGEST} -4",
+            "2*4 1*2",
+            8,
+            "least_squares",
+            "bf16",
+            coder="codebook",
+            codebook={2: "0.5 1 2 3".split(), 1: "1 2".split()},
+        ),
+        one_scale(
+            "8 4",
+            "one scale, P overflows",
+            "P is infinite and N is not: s saturates",
+            f"{LARGEST} -{LARGEST} 1 2 3 -4",
+            "2*4 1*2",
+            8,
+            "least_squares",
+            "fp32",
+        ),
+        one_scale(
+            "1 1",
+            "one scale, P negative",
+            "a codebook without negative entries: s is negative, too",
+            "-3 -2 -3 1 -2 -1",
+            "2*4 1*2",
+            8,
+            "least_squares",
+            coder="codebook",
+            codebook={2: "0.5 1 2 3".split(), 1: "1 2".split()},
+        ),
+        # Centroids and rows that are not finite
+        residual(
+            one_scale("1.3 0.4", "one scale, 3 centroids", "one byte behind the scale", lattice(8, 15), "4*3 2*4 0", 8),
+            cloud(3, 8),
+        ),
+        residual(
+            one_scale(
+                "1.3 0.4",
+                "one scale, 257 centroids",
+                "two bytes at offset 4, behind the scale",
+                "-2.9 -1.76 -0.6 0.56",
+                "4*2 2 0",
+                8,
+            ),
+            cloud(257, 4),
+        ),
+        one_scale("2 1 0.5", "one scale, NaN", "one NaN is stored", "1 2 nan 4 5 6 7 8 9", "6*2 4*4 2*3", 8),
+        one_scale(
+            "2 1",
+            "one scale, infinity in a channel of width 0",
+            "any channel of x_rot counts, stored or not; all decode to NaN",
+            lattice(10, 5) + " inf",
+            "4*8 2*2 0*1",
+            12,
+            "norm",
+            "fp32",
+            **thetas((2, 1), (4, 1)),
+        ),
+        residual(
+            one_scale(
+                "2 1",
+                "one scale, infinity and 257 centroids",
+                "index 0",
+                "1 -inf 3 4",
+                "4*2 2 0",
+                8,
+                "rms",
+                "bf16",
+                **books(2, 4),
+            ),
+            cloud(257, 4),
+        ),
+        # Real rows
+        *(
+            one_scale(
+                "1.9 1.05 0.62 0.33",
+                f"one scale, {coder['coder']} 128, {rule}",
+                "a realistic row: 34 bytes of codes, one scale",
+                bell(128, salt),
+                "4*16 3*24 2*56 1*24 0*8",
+                36,
+                rule,
+                **coder,
+            )
+            for coder, rule, salt in (
+                ({"coder": "symmetric"}, "norm", 3),
+                (books(1, 2, 3, 4), "rms", 4),
+                (FOUR, "norm", 5),
+            )
         ),
     ]
 
@@ -1262,4 +1718,5 @@ CASES = [
     *centroid_rows(),
     *exact_rows(),
     *poisoned_rows(),
+    *one_scale_rows(),
 ]

@@ -13,7 +13,17 @@ import pytest
 from code_samples import spoiled
 
 from kvq import packing
-from kvq.scheme import SCALE_BYTES, SYMMETRIC_RULES, TABLE_RULES, AnyScheme, MixedScheme, Scheme, Tables
+from kvq.scheme import (
+    MIXABLE_CODERS,
+    ONE_SCALE_RULES,
+    SCALE_BYTES,
+    SYMMETRIC_RULES,
+    TABLE_RULES,
+    AnyScheme,
+    MixedScheme,
+    Scheme,
+    Tables,
+)
 
 VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
 # To derive the trellis of eight bits takes longer than to derive all others.
@@ -36,8 +46,10 @@ def tables_of(vector: dict) -> Tables:
 def scheme_of(vector: dict) -> AnyScheme:
     tables, count = tables_of(vector), len(vector.get("centroids_bits", []))
     if "channel_bits" in vector:
+        gains = tuple(patterns(vector["gains_bits"]).tolist()) if "scale_scope" in vector else None
+        widths = tuple(vector["channel_bits"])
         scheme = MixedScheme.make(
-            vector["coder"], tuple(vector["channel_bits"]), vector["scale_type"], vector["scale_rule"], tables, count
+            vector["coder"], widths, vector["scale_type"], vector["scale_rule"], tables, count, gains
         )
         return dataclasses.replace(scheme, size=vector["row_bytes"])
     if vector["coder"] in ("codebook", "trellis"):
@@ -145,6 +157,11 @@ def test_vectors_cover_what_packing_md_defines():
     for coder in ("codebook", "trellis"):
         assert {v["scale_rule"] for v in VECTORS if v["coder"] == coder} == set(TABLE_RULES)
     assert {v["coder"] for v in VECTORS if "channel_bits" in v} == {"symmetric", "codebook", "trellis"}
+    one_scale = {(v["coder"], v["scale_rule"]) for v in VECTORS if v.get("scale_scope") == "row"}
+    assert one_scale == {(c, r) for c in MIXABLE_CODERS for r in ONE_SCALE_RULES} - {("symmetric", "rms")}
+    for coder in MIXABLE_CODERS:
+        found = {v["scale_type"] for v in VECTORS if v.get("scale_scope") == "row" and v["coder"] == coder}
+        assert found == set(SCALE_BYTES), coder
     assert any("centroid" in v for v in VECTORS)
     assert len({v["name"] for v in VECTORS}) == len(VECTORS)
 
@@ -333,6 +350,60 @@ def infinity_saturates(self, x):
     )
 
 
+def rms_of_the_row(self, parts, row, case):
+    """Ignores the gains."""
+    energy = self.sum_of_segments([self.energy(x) for _, x in parts])
+    return exact.square_root(exact.divide(energy, exact.Real.of(self.coded_channels(parts, row))))
+
+
+def gains_before_squares(self, parts, row, case):
+    """Squares x / G, and divides no squares."""
+    terms = [self.energy([exact.divide(v, self.gain(width, case)) for v in x]) for width, x in parts]
+    return exact.square_root(exact.divide(self.sum_of_segments(terms), exact.Real.of(self.coded_channels(parts, row))))
+
+
+def divided_twice(self, parts, row, case):
+    """Divides by G two times, not by the rounded square."""
+    terms = [
+        exact.divide(exact.divide(self.energy(x), self.gain(width, case)), self.gain(width, case)) for width, x in parts
+    ]
+    return exact.square_root(exact.divide(self.sum_of_segments(terms), exact.Real.of(self.coded_channels(parts, row))))
+
+
+def rounded_unit_step(self, gain, d, scale_type):
+    return self.to_scale_type(exact.multiply(gain, d), scale_type)
+
+
+def t_in_two_divisions(self, x, t, width):
+    """(x / G) / d instead of x / (G d), for the gain 1.3 of the vector that is made for it."""
+    gain = exact.from_decimal("1.3")
+    d = self.to_scale_type(exact.divide(t, gain), "bf16")
+    return self.symmetric_code(exact.divide(exact.divide(x, gain), d), exact.STEPS[width], width)
+
+
+def one_division(self, x, t, width):
+    return self.symmetric_code(x, exact.multiply(exact.STEPS[width], t), width)
+
+
+def refit_of_one_segment(self, parts, values, d, case):
+    """The scale of the widest segment alone."""
+    return exact.Spec.row_scale(self, parts[:1], values[:1], d, case)
+
+
+def refit_without_gains(self, parts, values, d, case):
+    return exact.Spec.row_scale(self, parts, values, d, case | {"gains_bits": ["3f800000"] * 8})
+
+
+def zero_without_values(self, parts, values, d, case):
+    scale = exact.Spec.row_scale(self, parts, values, d, case)
+    return exact.ZERO if all(v.is_zero for own in values for v in own) else scale
+
+
+def negative_scale_is_refused(self, parts, values, d, case):
+    scale = exact.Spec.row_scale(self, parts, values, d, case)
+    return d if scale.negative else scale
+
+
 MISREADINGS = {
     "sums from left to right": {"tree": left_to_right},
     "sums of halves": {"tree": first_and_second_half},
@@ -385,8 +456,37 @@ MISREADINGS = {
     "infinities saturate in exact rows": {"exact_bits": infinity_saturates},
     "last centroid on a tie": {"nearest_centroid": last_nearest_centroid},
     "nearest centroid is the first": {"nearest_centroid": lambda self, row, centroids: 0},
+    "one scale: ignored by the bytes": {"scale_count": lambda self, segments, case: segments},
+    "one scale: stored without widths": {"scale_count": lambda self, segments, case: 1},
+    "one scale: from the narrowest segment": {"sum_of_segments": lambda self, terms: left_to_right(self, terms[::-1])},
+    "one scale: a tree of segments": {"sum_of_segments": lambda self, terms: self.tree(terms)},
+    "one scale: n of all channels": {"coded_channels": lambda self, parts, row: len(row)},
+    "one scale: d without gains": {"first_scale": rms_of_the_row},
+    "one scale: squares of x / G": {"first_scale": gains_before_squares},
+    "one scale: G divides twice": {"first_scale": divided_twice},
+    "one scale: gains not squared": {"square": lambda self, gain: gain},
+    "one scale: t of the scale type": {"unit_step": rounded_unit_step},
+    "one scale: codes without gains": {"unit_step": lambda self, gain, d, scale_type: d},
+    "one scale: x / (step t)": {"unit_symmetric_code": one_division},
+    "one scale: symmetric values without step": {
+        "unit_symmetric_value": lambda self, c, width: exact.multiply(self.level(c, width), exact.HALF)
+    },
+    "one scale: refit of the first segment": {"row_scale": refit_of_one_segment},
+    "one scale: refit without gains": {"row_scale": refit_without_gains},
+    "one scale: N = 0 gives 0": {"row_scale": zero_without_values},
+    "one scale: negative P": {"row_scale": negative_scale_is_refused},
+    "one scale: (s G) v": {"decoded": lambda self, s, gain, v: exact.multiply(exact.multiply(s, gain), v)},
+    "one scale: gains of the wrong width": {"gain": lambda self, w, case: exact.Spec.gain(self, max(w - 1, 1), case)},
     "big-endian stream": {"pack_codes": lambda self, codes, bits: exact.Spec.pack_codes(self, codes, bits)[::-1]},
 }
+
+
+def test_a_vector_notices_every_other_order_of_divisions():
+    """The field `why` of the vector claims it."""
+    vector = next(v for v in VECTORS if v["name"] == "one scale, order of divisions")
+    for other in (one_division, t_in_two_divisions):
+        spec = type("Misread", (exact.Spec,), {"unit_symmetric_code": other})()
+        assert spec.derive(inputs_of(vector))["codes"] != vector["codes"], other
 
 
 def test_vectors_for_the_sum_notice_every_other_order():
