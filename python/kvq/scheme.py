@@ -58,9 +58,9 @@ def gains_fault(gains: tuple[float, ...], scale_rule: str, widths: set[int]) -> 
         return f"segment_gain: expected {len(WIDTHS)} gains, found {len(gains)}"
     for width, gain in zip(WIDTHS, gains):
         if not SMALLEST_GAIN <= gain <= LARGEST_GAIN:  # also true for NaN
-            return f"segment_gain of width {width}: expected 2^-24 to 2^24, found {gain:g}"
+            return f"segment_gain of width {width}: expected 2^-24 to 2^24, found {gain:.9g}"
         if width not in widths and gain != 1:
-            return f"segment_gain of width {width}, which the row does not have: expected 1, found {gain:g}"
+            return f"segment_gain of width {width}, which the row does not have: expected 1, found {gain:.9g}"
     return None
 
 

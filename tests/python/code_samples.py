@@ -4,7 +4,16 @@ reader."""
 import numpy as np
 
 from kvq import packing
-from kvq.scheme import MIXABLE_CODERS, SCALE_BYTES, SCALE_RULES, TABLE_RULES, MixedScheme, Scheme, Tables
+from kvq.scheme import (
+    MIXABLE_CODERS,
+    ONE_SCALE_RULES,
+    SCALE_BYTES,
+    SCALE_RULES,
+    TABLE_RULES,
+    MixedScheme,
+    Scheme,
+    Tables,
+)
 
 TRELLISES = [(1, 1), (1, 3), (1, 6), (1, 7), (2, 1), (2, 3), (3, 2), (4, 1), (4, 2)]  # bits, memory
 
@@ -65,6 +74,25 @@ def mixed_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
         for rule in SCALE_RULES[coder]
         for scale_type in SCALE_BYTES
     ]
+
+
+def random_gains(rng, widths: tuple[int, ...]) -> tuple[float, ...]:
+    """Gains of widths 1 to 8, from 1/8 to 8; 1 for widths that are not there."""
+    drawn = np.exp2(rng.uniform(-3, 3, 8)).astype(np.float32).tolist()
+    return tuple(gain if width in widths else 1.0 for width, gain in enumerate(drawn, start=1))
+
+
+def one_scale_schemes(seed: int, dim: int, centroids: int = 0) -> list[MixedScheme]:
+    """Schemes of every coder, rule and scale type that rows with one scale may have, each with its own widths and
+    gains."""
+    rng, schemes = np.random.default_rng(seed), []
+    for coder in MIXABLE_CODERS:
+        for rule in (rule for rule in ONE_SCALE_RULES if rule in SCALE_RULES[coder]):
+            for scale_type in SCALE_BYTES:
+                widths = random_widths(rng, dim)
+                gains = random_gains(rng, widths)
+                schemes.append(MixedScheme.make(coder, widths, scale_type, rule, TABLES, centroids, gains))
+    return schemes
 
 
 def rows(seed: int, count: int, dim: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from code_samples import (
     check_torch,
     gaussian,
     mixed_schemes,
+    one_scale_schemes,
     outliers,
     rows,
     same_bits,
@@ -29,6 +30,12 @@ def test_torch_equals_numpy_for_tables(scheme, device):
 def test_torch_equals_numpy_for_random_mixed_rows(seed, device):
     for scheme in mixed_schemes(seed, 70):
         check_torch(spoiled(seed, rows(14 + seed, 23, 70)), scheme, device)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_torch_equals_numpy_for_random_rows_with_one_scale(seed, device):
+    for scheme in one_scale_schemes(seed, 70):
+        check_torch(spoiled(seed, rows(24 + seed, 23, 70)), scheme, device)
 
 
 @pytest.mark.parametrize("size", [8, 31, 32, 33, 64, 70])
