@@ -33,6 +33,7 @@ GTQ_TRELLIS = [*GTQ, *PRODUCT, "--coder", "trellis"]
 EIGENBASIS = ["--v-allocation", "channel"]
 TRELLIS = ["--method", "quarot", "--coder", "trellis", "--center", "kv"]
 KVQ = ["--method", "kvq", "--budget-bits"]
+SEGMENTS = ["--scales", "segment"]
 WINDOWS = ["--sink-tokens", "64", "--recent-tokens", "256"]
 BALANCED = ["--transform", "balanced"]
 DIAGONAL = ["--transform", "diagonal"]
@@ -105,13 +106,20 @@ ROWS = [
         [*GTQ, *HADAMARD, "--center", "kv", "--coder", "trellis", "--transform", "klt"],
     ),
     ("kvq, 2 bits, orthogonal", None, [*KVQ, "2", "--transform", "orthogonal"]),
-    ("kvq, 2 bits", 23.56, [*KVQ, "2"]),
-    ("kvq, 2 bits, uniform layout", None, [*KVQ, "2", "--uniform-layout"]),
+    ("kvq, 2 bits", 23.69, [*KVQ, "2"]),
+    ("kvq, 2 bits, uniform layout", 23.92, [*KVQ, "2", "--uniform-layout"]),
+    ("kvq, 2.25 bits", 23.23, [*KVQ, "2.25"]),
+    ("segment scales: kvq, 2 bits, orthogonal", None, [*KVQ, "2", "--transform", "orthogonal", *SEGMENTS]),
+    ("segment scales: kvq, 2 bits", 23.39, [*KVQ, "2", *SEGMENTS]),
+    ("segment scales: kvq, 2 bits, uniform layout", 23.78, [*KVQ, "2", "--uniform-layout", *SEGMENTS]),
+    ("segment scales: kvq, 2.25 bits", 23.04, [*KVQ, "2.25", *SEGMENTS]),
+    ("segment scales: kvq, 2.5 bits", 22.84, [*KVQ, "2.5", *SEGMENTS]),
+    ("segment scales: kvq, 3 bits", 22.77, [*KVQ, "3", *SEGMENTS]),
     ("2.5 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "2.5"]),
-    ("2.5 bits: kvq", 23.16, [*KVQ, "2.5"]),
+    ("2.5 bits: kvq", 23.03, [*KVQ, "2.5"]),
     ("3 bits: Block-GTQ", None, [*GTQ, "--bits", "3"]),
     ("3 bits: Block-GTQ, energy product, trellis, V eigenbasis", None, [*GTQ_TRELLIS, *EIGENBASIS, "--bits", "3"]),
-    ("3 bits: kvq", 22.77, [*KVQ, "3"]),
+    ("3 bits: kvq", None, [*KVQ, "3"]),
     ("4 bits: SAW-INT4", None, SAW),
     ("4 bits: SAW-INT4, diagonal", None, [*SAW, *DIAGONAL]),
     ("4 bits: SAW-INT4, balanced", None, [*SAW, *BALANCED]),

@@ -169,6 +169,8 @@ TensorPlan plan_of(const Json& vector, std::size_t dim) {
     plan.allocation =
         BitAllocation{.channel_bits = vector.at("channel_bits").get<std::vector<std::uint8_t>>(), .channel_order = {}};
     for (std::size_t j = 0; j < dim; ++j) plan.allocation->channel_order.push_back(static_cast<std::uint16_t>(j));
+    if (vector.contains("scale_scope"))
+      plan.allocation->segment_gain = numbers_of(vector.at("gains_bits"), ScaleType::fp32);
   }
   if (vector.contains("centroids_bits")) {
     plan.centroids = Centroids{.count = static_cast<int>(vector.at("centroids_bits").size())};
@@ -183,7 +185,7 @@ void check_row_codec(const Json& vector, const std::vector<float>& x) {
   const int dim = static_cast<int>(x.size());
   const TensorPlan plan = plan_of(vector, x.size());
   LayerGeometry geometry{.num_q_heads = 1, .num_kv_heads = 1, .head_dim = dim, .v_head_dim = dim, .softmax_scale = 1.0};
-  validate(plan, geometry, 0, Side::k);
+  if (bits_of(vector) > 0) validate(plan, geometry, 0, Side::k);  // of a plan some head has channels of width 1..8
   const RowCodec codec(plan, 0, dim);
   const int centroid = plan.centroids ? nearest_centroid(*plan.centroids, 0, x) : 0;
   CHECK(centroid == vector.value("centroid", 0));
@@ -294,7 +296,7 @@ TEST_CASE("The codec gives every written vector bit for bit", "[codec][golden]")
     if (is_plain(vector)) check_uniform(vector, row);
     check_row_codec(vector, row);
   }
-  CHECK(names.size() >= 232);
+  CHECK(names.size() >= 303);
 }
 
 TEST_CASE("Rows go through every written transform and back bit for bit, and queries keep their products",
