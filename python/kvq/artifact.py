@@ -35,7 +35,7 @@ class Transform:
 class SidePlan:
     """How one layer's keys or values are stored."""
 
-    schemes: tuple[AnyScheme, ...]  # [H]; heads differ in clip ratio, codebook or widths, not in the size of a row
+    schemes: tuple[AnyScheme, ...]  # [H]; heads differ in clip ratio, codebook, widths or gains, not in row size
     kind: str  # identity, block_hadamard, dense
     scope: str  # kv_head, layer
     recipe: str

@@ -18,7 +18,7 @@ from code_samples import (
     trellis_scheme,
 )
 
-from kvq import packing
+from kvq import packing, trellis_codes
 from kvq.scheme import TABLE_RULES, Scheme
 
 
@@ -43,7 +43,7 @@ def test_trellis_by_hand():
 
 def test_before_the_first_code_come_the_last_ones():
     scheme = trellis_scheme(2, (1.0, 2.0, 0.5, 0.25, 0.125, 0.0625), 8)
-    found = packing.trellis_values(np.array([3, 0, 2, 1, 0, 0, 2, 1], np.uint8), scheme)
+    found = trellis_codes.trellis_values(np.array([3, 0, 2, 1, 0, 0, 2, 1], np.uint8), scheme)
     h = lambda *terms: sum(terms) / 2
     assert found[:4].tolist() == [
         h(1, 2, 0.5, -0.25, -0.125, 0.0625),
@@ -56,10 +56,10 @@ def test_before_the_first_code_come_the_last_ones():
 @pytest.mark.parametrize("bits, memory", [*TRELLISES, (8, 1)])
 def test_the_table_is_the_values(bits, memory):
     scheme = trellis_scheme(bits, trellis(bits, memory)[1], 12)
-    table = packing.trellis_table(scheme)
+    table = trellis_codes.trellis_table(scheme)
     codes = np.random.default_rng(2).integers(0, 2**bits, (50, 12)).astype(np.uint8)
     place = sum(codes[:, [(j - k) % 12 for j in range(12)]].astype(int) << bits * k for k in range(memory + 1))
-    assert same_bits(table[place], packing.trellis_values(codes, scheme))
+    assert same_bits(table[place], trellis_codes.trellis_values(codes, scheme))
 
 
 def sequences(alphabet: int, length: int) -> np.ndarray:
@@ -90,7 +90,7 @@ def seam_by_force(y: np.ndarray, scheme: Scheme) -> list[int]:
     codes = sequences(2**scheme.bits, memory + 2 * size)
     window = [codes[:, memory - k : codes.shape[1] - k].astype(int) for k in range(memory + 1)]
     place = sum(before << scheme.bits * k for k, before in enumerate(window))
-    cost = costs(np.concatenate([y, y]), packing.trellis_table(scheme)[place])
+    cost = costs(np.concatenate([y, y]), trellis_codes.trellis_table(scheme)[place])
     codes = codes[cost == cost.min()].tolist()
     best = min(codes, key=lambda path: (path[-memory:], path[:-memory][::-1]))
     return best[size : size + memory]
@@ -100,7 +100,7 @@ def group_by_force(y: np.ndarray, seam: list[int], scheme: Scheme) -> list[int]:
     """The best of all closed paths through the seam."""
     open_end = sequences(2**scheme.bits, len(y) - len(seam))
     codes = np.concatenate([open_end, np.broadcast_to(np.uint8(seam), (len(open_end), len(seam)))], axis=1)
-    return best_of(costs(y, packing.trellis_values(codes, scheme)), codes)
+    return best_of(costs(y, trellis_codes.trellis_values(codes, scheme)), codes)
 
 
 def small_integers(rng, bits: int, memory: int, count: int, size: int) -> tuple[Scheme, np.ndarray]:
@@ -117,7 +117,7 @@ def test_both_runs_find_the_best_of_all_paths(memory, ties):
         scheme, y = small_integers(rng, 1, memory, 2, 8)
         if not ties:
             scheme, y = trellis_scheme(1, trellis(1, memory, k)[1], 8), gaussian(30 + k, 2, 8)
-        for row, found in zip(y, packing.viterbi(y, scheme).tolist()):
+        for row, found in zip(y, trellis_codes.viterbi(y, scheme).tolist()):
             seam = seam_by_force(row, scheme)
             assert found[-memory:] == seam, scheme.theta
             assert found == group_by_force(row, seam, scheme), scheme.theta
@@ -132,16 +132,16 @@ def test_the_group_is_the_best_path_through_the_seam(bits, memory, size, ties):
     scheme, y = small_integers(rng, bits, memory, 6, size)
     if not ties:
         scheme, y = trellis_scheme(bits, trellis(bits, memory)[1], size), gaussian(3, 6, size)
-    for row, found in zip(y, packing.viterbi(y, scheme).tolist()):
+    for row, found in zip(y, trellis_codes.viterbi(y, scheme).tolist()):
         assert found == group_by_force(row, found[-memory:], scheme), scheme.theta
 
 
 def test_most_groups_are_the_cheapest_that_close():
     scheme, y = trellis_scheme(2, trellis(2, 1)[1], 8), gaussian(21, 60, 8)
     codes = sequences(4, 8)
-    values = packing.trellis_values(codes, scheme)
+    values = trellis_codes.trellis_values(codes, scheme)
     cheapest = [codes[costs(row, values).argmin()].tolist() for row in y]
-    assert np.mean([a == b for a, b in zip(packing.viterbi(y, scheme).tolist(), cheapest)]) > 0.8
+    assert np.mean([a == b for a, b in zip(trellis_codes.viterbi(y, scheme).tolist(), cheapest)]) > 0.8
 
 
 def reference_viterbi(y: np.ndarray, scheme: Scheme) -> list[list[int]]:
@@ -156,23 +156,23 @@ def test_ties_go_to_the_smallest_codes(bits, memory):
     rng = np.random.default_rng(bits + 10 * memory)
     for _ in range(12):
         scheme, y = small_integers(rng, bits, memory, 3, 9)
-        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme), scheme.theta
+        assert trellis_codes.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme), scheme.theta
 
 
 @pytest.mark.parametrize("size", [8, 31, 32, 33, 63, 65, 100])
 def test_groups_of_every_length_have_their_seam(size):
     for bits, memory in ((1, 3), (2, 2)):
         scheme, y = trellis_scheme(bits, trellis(bits, memory)[1], size), gaussian(22, 2, size)
-        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
+        assert trellis_codes.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
         scheme, y = small_integers(np.random.default_rng(size), bits, memory, 2, size)
-        assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
+        assert trellis_codes.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
 
 
 def test_the_seam_sees_32_channels_on_each_side():
     scheme, y = trellis_scheme(1, trellis(1, 6)[1], 96), gaussian(23, 200, 96)
     other = y.copy()
     other[:, 32:64] = gaussian(24, 200, 32)
-    found, changed = packing.viterbi(y, scheme), packing.viterbi(other, scheme)
+    found, changed = trellis_codes.viterbi(y, scheme), trellis_codes.viterbi(other, scheme)
     assert (found[:, -6:] == changed[:, -6:]).all() and (found != changed).any(axis=1).all()
 
 
@@ -182,18 +182,18 @@ def test_infinite_costs_tie(size):
     for bits, memory in ((1, 3), (1, 7), (2, 2)):
         scheme = trellis_scheme(bits, trellis(bits, memory)[1], size)
         with np.errstate(over="ignore"):
-            assert packing.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
+            assert trellis_codes.viterbi(y, scheme).tolist() == reference_viterbi(y, scheme)
 
 
 def test_all_paths_tie_to_zeros():
     scheme = trellis_scheme(2, (0.0,) * 6, 9)
-    assert not packing.viterbi(gaussian(4, 3, 9), scheme).any()
+    assert not trellis_codes.viterbi(gaussian(4, 3, 9), scheme).any()
 
 
 def test_long_searches_are_cut_into_rows(monkeypatch):
     scheme, x = trellis_scheme(1, trellis(1, 6)[1], 48, "norm"), rows(5, 50, 96)
     whole = packing.encode(x, scheme)
-    monkeypatch.setattr(packing, "CHUNK", 1 << 10)
+    monkeypatch.setattr(trellis_codes, "CHUNK", 1 << 10)
     cut = packing.encode(x, scheme)
     assert (whole.codes == cut.codes).all() and same_bits(whole.numbers, cut.numbers)
 
@@ -203,7 +203,7 @@ def test_symmetric_codes_are_a_trellis_without_use_of_its_memory():
     levels."""
     x = gaussian(6, 40, 32)
     scheme = trellis_scheme(3, (1.0, 2.0, 4.0, 0.0, 0.0, 0.0), 32)
-    values = packing.trellis_values(codes := packing.encode(x, scheme).codes, scheme)
+    values = trellis_codes.trellis_values(codes := packing.encode(x, scheme).codes, scheme)
     assert (values == packing.levels(codes, 3) / 2).all()
 
 
