@@ -57,7 +57,12 @@ std::vector<RowCodec> codecs_of(int dim) {
   }
   Random random(12);
   for (int i = 0; i < 6; ++i)
-    for (const int coder : {0, 1, 2}) add(mixed_plan(descending_widths(random, dim), dim, coder, ScaleType::bf16, 13));
+    for (const int coder : {0, 1, 2}) {
+      TensorPlan plan = mixed_plan(descending_widths(random, dim), dim, coder, ScaleType::bf16, 13);
+      add(plan);
+      add_row_scale(plan, static_cast<std::uint64_t>(i));
+      add(plan);
+    }
   return codecs;
 }
 

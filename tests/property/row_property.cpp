@@ -28,6 +28,8 @@ std::ostream& operator<<(std::ostream& out, const Row& row) {
       << to_string(scale_type(row.plan.coder)) << ", widths";
   if (row.plan.allocation)
     for (const std::uint8_t width : row.plan.allocation->channel_bits) out << ' ' << static_cast<int>(width);
+  if (row.plan.allocation)
+    for (const float gain : row.plan.allocation->segment_gain) out << " gain " << gain;
   else
     out << ' ' << code_bits(row.plan.coder) << ", group " << group_size(row.plan.coder);
   out << ", x:" << std::hexfloat;
@@ -55,7 +57,9 @@ TensorPlan any_plan(int& dim, bool mixed) {
   if (mixed) {
     test::Random random(seed);
     dim = *rc::gen::inRange(1, 41);
-    return test::mixed_plan(test::descending_widths(random, dim), dim, *rc::gen::inRange(0, 3), type, seed);
+    TensorPlan plan = test::mixed_plan(test::descending_widths(random, dim), dim, *rc::gen::inRange(0, 3), type, seed);
+    if (*rc::gen::inRange(0, 2) == 0) test::add_row_scale(plan, seed);
+    return plan;
   }
   const int bits = *rc::gen::inRange(1, 8), group = *rc::gen::element(1, 2, 7, 8, 9, 12, 31, 33);
   const ScaleRule rule = *rc::gen::element(ScaleRule::norm, ScaleRule::rms, ScaleRule::least_squares);

@@ -325,8 +325,12 @@ void check_coded_errors(Backend& backend) {
   codecs.emplace_back(UniformCoder{.bits = 2, .group_size = 32}, 0.9, kDim);
   codecs.emplace_back(UniformCoder{.bits = 3, .group_size = 16, .zero = ZeroKind::integer}, 1.0, kDim);
   Random random(12);
-  for (const int coder : {0, 1, 2})
-    codecs.emplace_back(mixed_plan(descending_widths(random, kDim), kDim, coder, ScaleType::bf16, 13), 0, kDim);
+  for (const int coder : {0, 1, 2}) {
+    TensorPlan plan = mixed_plan(descending_widths(random, kDim), kDim, coder, ScaleType::bf16, 13);
+    codecs.emplace_back(plan, 0, kDim);
+    add_row_scale(plan, 14);
+    codecs.emplace_back(plan, 0, kDim);
+  }
   codecs.emplace_back(ExactCoder{}, 1.0, kDim);
 
   std::vector<CodingTask> tasks;

@@ -112,6 +112,17 @@ TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int code
   return plan;
 }
 
+void add_row_scale(TensorPlan& plan, std::uint64_t seed) {
+  Random random(seed);
+  BitAllocation& a = *plan.allocation;
+  for (int width = 1; width <= kGainWidths; ++width) {
+    const bool used = std::count(a.channel_bits.begin(), a.channel_bits.end(), width) > 0;
+    const float gain = random.integer(0, 3) == 0 ? std::ldexp(1.0f, random.integer(-24, 24))
+                                                 : static_cast<float>(std::exp(2.0 * random.normal()));
+    a.segment_gain.push_back(used ? std::clamp(gain, kLeastChannelScale, kMostChannelScale) : 1.0f);
+  }
+}
+
 void add_centroids(TensorPlan& plan, int dim, int count, std::uint64_t seed, int heads) {
   plan.centroids = Centroids{
       .count = count,

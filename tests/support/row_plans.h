@@ -27,6 +27,8 @@ std::vector<TensorPlan> plain_plans(int bits, int group_size, ScaleType type);
 std::vector<std::uint8_t> descending_widths(Random& random, int dim);
 /// A plan with these widths; coder 0 is symmetric, 1 codebook, 2 trellis.
 TensorPlan mixed_plan(const std::vector<std::uint8_t>& widths, int dim, int coder, ScaleType type, std::uint64_t seed);
+/// Gives the rows of a mixed plan one scale each, with random gains.
+void add_row_scale(TensorPlan& plan, std::uint64_t seed);
 void add_centroids(TensorPlan& plan, int dim, int count, std::uint64_t seed, int heads = 1);
 
 }  // namespace kvq::test

@@ -148,6 +148,28 @@ Normalized normalized(ScaleType type, std::span<const float> x) {
   return result;
 }
 
+namespace {
+
+std::uint8_t codebook_code(std::span<const float> table, float y) {
+  int below = 0;
+  for (std::size_t i = 1; i < table.size(); ++i)
+    below += f32(wide(f32(wide(table[i - 1]) + wide(table[i]))) * 0.5) <= y ? 1 : 0;
+  return static_cast<std::uint8_t>(below);
+}
+
+std::vector<std::uint8_t> trellis_codes(const TrellisTaps& taps, std::span<const float> y) {
+  const Steps steps(taps);
+  const std::size_t seam = seam_of(steps, y);
+  Survivors paths{.cost = std::vector<float>(steps.states, std::numeric_limits<float>::infinity()), .dropped = {}};
+  paths.cost[seam] = 0.0f;
+  for (const float one : y) steps.step(one, paths);
+  std::vector<std::uint8_t> codes;
+  steps.trace(paths, seam, y.size(), &codes);
+  return codes;
+}
+
+}  // namespace
+
 ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, ScaleType type,
                                   std::span<const float> x) {
   const Normalized unit = normalized(type, x);
@@ -155,12 +177,7 @@ ReferenceGroup reference_codebook(std::span<const float> table, ScaleRule rule, 
   std::vector<std::uint8_t> codes = middle(bits, x.size());
   std::vector<float> v;
   for (std::size_t j = 0; j < x.size(); ++j) {
-    if (unit.d != 0.0f) {
-      int below = 0;
-      for (std::size_t i = 1; i < table.size(); ++i)
-        below += f32(wide(f32(wide(table[i - 1]) + wide(table[i]))) * 0.5) <= unit.y[j] ? 1 : 0;
-      codes[j] = static_cast<std::uint8_t>(below);
-    }
+    if (unit.d != 0.0f) codes[j] = codebook_code(table, unit.y[j]);
     v.push_back(table[codes[j]]);
   }
   if (unit.d == 0.0f) {
@@ -183,15 +200,7 @@ std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y) { 
 ReferenceGroup reference_trellis(const TrellisTaps& taps, ScaleRule rule, ScaleType type, std::span<const float> x) {
   const Normalized unit = normalized(type, x);
   std::vector<std::uint8_t> codes = middle(taps.bits, x.size());
-  if (unit.d != 0.0f) {
-    const Steps steps(taps);
-    const std::size_t seam = seam_of(steps, unit.y);
-    Survivors paths{.cost = std::vector<float>(steps.states, std::numeric_limits<float>::infinity()), .dropped = {}};
-    paths.cost[seam] = 0.0f;
-    for (const float y : unit.y) steps.step(y, paths);
-    codes.clear();
-    steps.trace(paths, seam, x.size(), &codes);
-  }
+  if (unit.d != 0.0f) codes = trellis_codes(taps, unit.y);
   std::vector<float> v;
   for (std::size_t j = 0; j < x.size(); ++j) v.push_back(trellis_value(taps, history(codes, j, taps.memory)));
   if (unit.d != 0.0f) return finish(rule, type, unit.d, x, codes, v);
@@ -234,15 +243,128 @@ ReferenceGroup reference_group(const Coder& coder, int kv_head, int width, std::
   return reference_symmetric(width, rule, trellis.scale_type, x);
 }
 
+void append_stream(std::vector<std::byte>& bytes, std::span<const std::uint8_t> codes, int bits) {
+  for (const std::uint8_t byte : reference_stream(codes, bits)) bytes.push_back(static_cast<std::byte>(byte));
+}
+
+/// The taps of a segment, or null if its codes are symmetric.
+const TrellisTaps* taps_of(const Coder& coder, int width, std::size_t channels) {
+  const auto* trellis = std::get_if<TrellisCoder>(&coder);
+  if (trellis == nullptr || channels < 8) return nullptr;
+  for (const TrellisTaps& taps : trellis->taps)
+    if (taps.bits == width) return &taps;
+  return nullptr;
+}
+
+/// step[b] of packing.md (b).
+float gaussian_step_of(int bits) {
+  const std::vector<float> steps = {1.5957691f,  0.9956867f,  0.58601946f,  0.3352006f,
+                                    0.18813878f, 0.10406301f, 0.056867674f, 0.030762387f};
+  return steps[static_cast<std::size_t>(bits - 1)];
+}
+
+/// A segment of a row with one scale.
+struct Segment {
+  int width;
+  std::size_t first, count;
+  float gain;
+  std::vector<std::uint8_t> codes = {};
+  std::vector<float> values = {};  ///< unit values
+};
+
+void code_segment(Segment& segment, const Coder& coder, int kv_head, std::span<const float> x, float d) {
+  const float t = f32(wide(segment.gain) * wide(d)), step = gaussian_step_of(segment.width);
+  std::vector<float> y;
+  for (const float value : x) y.push_back(f32(wide(value) / wide(t)));
+  const TrellisTaps* taps = taps_of(coder, segment.width, x.size());
+  std::span<const float> table;
+  if (const auto* book = std::get_if<CodebookCoder>(&coder)) {
+    const std::size_t entries = std::size_t{1} << segment.width;
+    table = book->tables.at(segment.width);
+    if (book->per_head) table = table.subspan(static_cast<std::size_t>(kv_head) * entries, entries);
+  }
+  segment.codes = middle(segment.width, x.size());
+  if (d != 0.0f && taps != nullptr) segment.codes = trellis_codes(*taps, y);
+  const double half = std::ldexp(1.0, segment.width - 1);
+  for (std::size_t j = 0; j < x.size(); ++j) {
+    std::uint8_t& code = segment.codes[j];
+    if (d != 0.0f && taps == nullptr)
+      code = !table.empty() ? codebook_code(table, y[j])
+                            : static_cast<std::uint8_t>(std::clamp(
+                                  std::floor(wide(f32(wide(y[j]) / wide(step)))) + half, 0.0, 2.0 * half - 1.0));
+    const float level = static_cast<float>((2.0 * code - 2.0 * half + 1.0) / 2.0);
+    segment.values.push_back(taps != nullptr ? trellis_value(*taps, history(segment.codes, j, taps->memory))
+                             : table.empty() ? f32(wide(step) * wide(level))
+                                             : table[code]);
+  }
+}
+
+/// packing.md, "One scale a row". Fills in the codes and values of the segments. @return the stored scale
+float code_row_scale(const TensorPlan& plan, int kv_head, std::span<const float> row, std::vector<Segment>& segments) {
+  const ScaleType type = scale_type(plan.coder);
+  const ScaleRule rule = scale_rule(plan.coder);
+  std::vector<float> energies, shares, squares, products;
+  std::size_t channels = 0;
+  const auto square = [](float gain) { return f32(wide(gain) * wide(gain)); };
+  const auto in_order = [](const std::vector<float>& terms) {
+    float sum = terms.front();
+    for (std::size_t i = 1; i < terms.size(); ++i) sum = f32(wide(sum) + wide(terms[i]));
+    return sum;
+  };
+  for (const Segment& s : segments) {
+    const std::span<const float> x = row.subspan(s.first, s.count);
+    energies.push_back(tree_product(x, x));
+    shares.push_back(f32(wide(energies.back()) / wide(square(s.gain))));
+    channels += s.count;
+  }
+  const float share = f32(wide(in_order(shares)) / static_cast<double>(channels));
+  const float d = f32(nearest_in(type, wide(f32(std::sqrt(wide(share))))));
+  for (Segment& s : segments) {
+    const std::span<const float> x = row.subspan(s.first, s.count);
+    code_segment(s, plan.coder, kv_head, x, d);
+    squares.push_back(f32(wide(square(s.gain)) * wide(tree_product(s.values, s.values))));
+    std::vector<float> u;
+    for (const float v : s.values) u.push_back(f32(wide(s.gain) * wide(v)));
+    products.push_back(tree_product(x, u));
+  }
+  if (d == 0.0f) return 0.0f;
+  const float n = in_order(squares);
+  if (rule == ScaleRule::rms || n == 0.0f) return d;
+  const float s = rule == ScaleRule::norm ? f32(std::sqrt(wide(f32(wide(in_order(energies)) / wide(n)))))
+                                          : f32(wide(in_order(products)) / wide(n));
+  return std::isnan(s) ? d : f32(nearest_in(type, wide(s)));
+}
+
+/// Codes, numbers and decoded channels of a row with one scale.
+void add_row_scale(const TensorPlan& plan, int kv_head, std::span<const float> row, ReferenceBytes& result) {
+  const std::uint8_t* bits = plan.allocation->channel_bits.data() + static_cast<std::size_t>(kv_head) * row.size();
+  std::vector<Segment> segments;
+  for (std::size_t j = 0; j < row.size(); ++j) {
+    if (bits[j] == 0) break;
+    if (j == 0 || bits[j] != bits[j - 1]) segments.push_back({bits[j], j, 0, plan.allocation->gain(kv_head, bits[j])});
+    ++segments.back().count;
+  }
+  result.codes.assign(row.size(), 0);
+  result.decoded.assign(row.size(), 0.0f);
+  if (segments.empty()) return;
+  const bool poisoned = !all_finite(row);
+  result.numbers = {poisoned ? kPoison : code_row_scale(plan, kv_head, row, segments)};
+  for (Segment& s : segments) {
+    if (poisoned) s.codes.assign(s.count, 0);
+    for (std::size_t j = 0; j < s.count; ++j) {
+      result.codes[s.first + j] = s.codes[j];
+      if (!poisoned)
+        result.decoded[s.first + j] = f32(wide(result.numbers[0]) * wide(f32(wide(s.gain) * wide(s.values[j]))));
+    }
+    append_stream(result.bytes, s.codes, s.width > 4 ? 8 : s.width);
+  }
+}
+
 /// A group of a row that is not finite.
 ReferenceGroup poisoned_group(std::size_t channels) {
   return {.codes = std::vector<std::uint8_t>(channels, 0),
           .scale = kPoison,
           .decoded = std::vector<float>(channels, kPoison)};
-}
-
-void append_stream(std::vector<std::byte>& bytes, std::span<const std::uint8_t> codes, int bits) {
-  for (const std::uint8_t byte : reference_stream(codes, bits)) bytes.push_back(static_cast<std::byte>(byte));
 }
 
 void append_numbers(std::vector<std::byte>& bytes, ScaleType type, std::span<const float> numbers) {
@@ -262,7 +384,9 @@ ReferenceBytes reference_plan_row(const TensorPlan& plan, int kv_head, int centr
   const std::size_t scale = type == ScaleType::fp32 ? 4 : 2;
   const bool poisoned = !all_finite(row);
   ReferenceBytes result;
-  std::size_t j = 0;
+  const bool row_scale = plan.allocation && plan.allocation->has_row_scale();
+  if (row_scale) add_row_scale(plan, kv_head, row, result);
+  std::size_t j = row_scale ? row.size() : 0;
   while (j < row.size()) {
     std::size_t end = j, width = static_cast<std::size_t>(code_bits(plan.coder));
     if (plan.allocation) {

@@ -79,7 +79,7 @@ float RowScale::encode(std::span<const ChannelGroup> groups, std::span<const flo
     const std::span<const float> x = part_of(row, group);
     const std::span<std::uint8_t> c = part_of(codes, group);
     const std::span<float> y{buffer.data(), x.size()};
-    const float t = group.gain * d;
+    const float t = group.gain * d;  // 0 only if d is 0: d is at least 2^-75, a gain 2^-24
     if (t == 0.0f) {
       std::fill(c.begin(), c.end(), static_cast<std::uint8_t>(1 << (bits_of(group) - 1)));
     } else {
@@ -93,8 +93,8 @@ float RowScale::encode(std::span<const ChannelGroup> groups, std::span<const flo
   }
   if (d == 0.0f) return 0.0f;
   if (rule == ScaleRule::rms || n.value() == 0.0f) return d;
-  if (rule == ScaleRule::norm) return round_to(type, std::sqrt(length.value() / n.value()));
-  return std::isnan(p.value()) ? d : round_to(type, p.value() / n.value());
+  const float s = rule == ScaleRule::norm ? std::sqrt(length.value() / n.value()) : p.value() / n.value();
+  return std::isnan(s) ? d : round_to(type, s);  // inf / inf, inf - inf: sums that overflow
 }
 
 void RowScale::decode(std::span<const ChannelGroup> groups, std::span<const std::uint8_t> codes, float scale,

@@ -144,7 +144,9 @@ TEST_CASE("Mixed rows of any descending widths are coded and laid out as the tex
     TensorPlan plan = test::mixed_plan(test::descending_widths(random, dim), dim, round % 3,
                                        kTypes[random.integer(0, 2)], random.bits());
     if (random.integer(0, 2) == 0) test::add_centroids(plan, dim, random.integer(0, 1) == 0 ? 5 : 300, random.bits());
-    INFO("round " << round << ", " << coder_name(plan.coder) << ", dim " << dim);
+    if (random.integer(0, 1) == 0) test::add_row_scale(plan, random.bits());
+    INFO("round " << round << ", " << coder_name(plan.coder) << ", dim " << dim << ", "
+                  << (plan.allocation->has_row_scale() ? "one scale" : "scales of segments"));
     check_against_reference(plan, dim, test::gaussian(static_cast<std::size_t>(dim), random.bits(), 2.0));
     check_bytes(plan, dim, random);
   }
@@ -392,6 +394,7 @@ TEST_CASE("One channel of NaN or infinity poisons the row in every coder, also o
           plans.push_back(test::mixed_plan(test::descending_widths(random, dim), dim, coder, type, random.bits()));
         for (TensorPlan& plan : plans) {
           if (centroids) test::add_centroids(plan, dim, random.integer(0, 1) ? 300 : 5, random.bits());
+          if (plan.allocation && random.integer(0, 1) == 0) test::add_row_scale(plan, random.bits());
           INFO(coder_name(plan.coder) << (plan.allocation ? ", mixed, " : ", ") << dim << " channels, round " << round);
           check_against_reference(plan, dim, row);
         }

@@ -70,15 +70,9 @@ __device__ __forceinline__ void code_row_scale(const CodedRows& task, float* x, 
     for_own(team, group.count, [&](int i) { own[i] = group.gain * value(i); });
     __syncwarp();
   }
-  float scale;
-  if (d == 0.0f)
-    scale = 0.0f;
-  else if (rule == ScaleRule::rms || n == 0.0f)
-    scale = d;
-  else if (rule == ScaleRule::norm)
-    scale = round_to(type, sqrtf(length / n));
-  else
-    scale = p / n != p / n ? d : round_to(type, p / n);
+  const float refit = rule == ScaleRule::norm ? sqrtf(length / n) : p / n;
+  const bool keeps_first = rule == ScaleRule::rms || n == 0.0f || refit != refit;
+  const float scale = d == 0.0f ? 0.0f : keeps_first ? d : round_to(type, refit);
   for (int g = 0; g < task.num_groups; ++g)
     for (int i = lane; i < task.groups[g].count; i += 32) x[task.groups[g].first + i] *= scale;
   __syncwarp();
