@@ -224,7 +224,7 @@ typedef struct kvq_model kvq_model;
 /**
  * Reads an artifact and keeps what one rank needs of it. On failure there is no model, and the message names all
  * faults: KVQ_MISMATCH if geometry, fingerprint or layers are not those of the artifact, KVQ_UNSUPPORTED for formats
- * that pages do not hold, KVQ_IO for a file that is missing, malformed or of an unknown version.
+ * that pages do not hold or no kernel takes, KVQ_IO for a file that is missing, malformed or of an unknown version.
  *
  * Tensor parallel rank r of n has the query heads [r Hq/n, (r+1) Hq/n) and their KV heads: Hkv/n of them if n divides
  * Hkv, or one, which n/Hkv ranks hold, if Hkv divides n.

@@ -91,13 +91,13 @@ std::string bits_text(const RowPart& part) {
                                        : fmt::format("{} in {}", part.bits, part.stored_bits);
 }
 
-/// Why layers have no bytes of pages, one paragraph for each reason.
+/// Why layers have no bytes of pages, or have them and are not served: one paragraph for each reason.
 std::string page_refusals(const Artifact& artifact, int page_size) {
   std::string text;
   if (!is_page_size(page_size))
     text += wrapped("pages: ", fmt::format("page_size: supported 16, 32, 64, 128, found {}", page_size));
   for (const ServingGroup& group : serving_groups(artifact))
-    if (!group.served.refused.empty())
+    if (!group.served.is_served())
       text += wrapped("pages: ", fmt::format("layers {}: {}", range_text(group.layers), serving_text(group)));
   return text;
 }

@@ -11,7 +11,7 @@ namespace kvq {
 /// Layers that the runtime serves alike (plan/serving.h), with bfloat16 activations.
 struct ServingGroup {
   std::vector<int> layers;  ///< ascending
-  std::string format;       ///< "u2g64"; empty if the layers are not served
+  std::string format;       ///< "u2g64"; empty if pages do not hold the layers
   ServedBy served;
 };
 /// In the order of the first layer of each group.
@@ -21,7 +21,8 @@ std::vector<ServingGroup> serving_groups(const Artifact& artifact);
 /// only some layers are served.
 std::string serving_word(const std::vector<ServingGroup>& groups);
 
-/// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: k and v: coder: ...".
+/// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: k and v: tiles of
+/// bits (w8n1): no kernel yet".
 std::string serving_text(const ServingGroup& group);
 
 /// Paragraphs about all layers, behind a label of the first line: one sentence if all layers are alike, else one for
@@ -29,7 +30,7 @@ std::string serving_text(const ServingGroup& group);
 std::string serving_lines(const Artifact& artifact, const std::string& label);
 
 /// For --json: {"word", "layers": [{"layer", "served", "format", "kernels": {"bf16": {"decode": "tuned", ..}, ..},
-/// "refused": [{"side", "what", "supported", "found"}]}]}.
+/// "refused": [{"side", "what", "supported", "found"}], "no_kernel"}]}.
 Json serving_json(const Artifact& artifact);
 
 }  // namespace kvq

@@ -11,7 +11,7 @@ namespace kvq {
 
 namespace {
 
-/// Formats, or what pages refuse, and the kernel of each verb: a line for each group of layers.
+/// Formats that pages hold, and the kernel of each verb: a line for each group of layers.
 HtmlRows serving_rows(const std::vector<ServingGroup>& groups) {
   HtmlRows rows{{"layers", "format"}};
   for (const KernelVerb verb : kKernelVerbs) rows[0].emplace_back(to_string(verb));
@@ -32,7 +32,7 @@ std::string serving_section(const Artifact& artifact) {
       body += html_missing(fmt::format("Layers {}: {}.", range_text(group.layers), serving_text(group)));
   return html_section("serving", "Serving",
                       "Kernels of libkvq_runtime for these layers, bfloat16 activations. Tuned: made for one format. "
-                      "Generic: for every format that pages hold, slower.",
+                      "Generic: for all other formats that are served, slower.",
                       body);
 }
 

@@ -6,6 +6,7 @@
 #include <kvq/artifact/artifact.h>
 #include <kvq/core/error.h>
 #include <kvq/plan/layer_pages.h>
+#include <kvq/plan/serving.h>
 #include <kvq/runtime.hpp>
 
 #include <cuda_runtime_api.h>
@@ -142,13 +143,16 @@ SelftestReport test(const SelftestFlags& flags, const Artifact& artifact) {
   };
   for (const LayerPlan& plan : artifact.layers) {
     if (begin < report.layers.size() && report.layers.back().result.layer != plan.layer - 1) run_waiting();
+    std::string k, v;
     try {
       const PageLayout pages = page_layout_of(plan, flags.page_size);
-      report.layers.push_back({format_of(plan.k, pages.k), format_of(*plan.v, pages.v), not_run(plan.layer, "")});
+      k = format_of(plan.k, pages.k), v = format_of(*plan.v, pages.v);
+      require_tile_kernels(plan);
+      report.layers.push_back({k, v, not_run(plan.layer, "")});
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unsupported) throw;
       run_waiting();
-      report.layers.push_back({"", "", not_run(plan.layer, error.what())});
+      report.layers.push_back({k, v, not_run(plan.layer, error.what())});
       begin = report.layers.size();
     }
   }

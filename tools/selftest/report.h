@@ -12,7 +12,7 @@ namespace kvq {
 struct SelftestReport {
   struct Layer {
     std::string k, v;           ///< storage of a side in pages, "u2g128"; empty if pages cannot hold the side
-    kvq_selftest_layer result;  ///< status KVQ_UNSUPPORTED also if pages cannot hold a side
+    kvq_selftest_layer result;  ///< status KVQ_UNSUPPORTED also if pages cannot hold a side or no kernel takes it
   };
   std::string artifact, model, method;
   int device = 0;

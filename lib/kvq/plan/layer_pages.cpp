@@ -4,7 +4,8 @@
 
 #include <fmt/ranges.h>
 
-#include <numeric>
+#include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,62 +13,53 @@ namespace kvq {
 
 namespace {
 
-/// Collects everything in one side's plan that pages do not support.
-struct SideCheck {
-  Side side;
-  std::vector<PageFault>& faults;
-
-  template <typename Found>
-  void fail(const char* what, const std::string& supported, const Found& found) const {
-    faults.push_back({side, what, supported, fmt::format("{}", found)});
-  }
-
-  void check(const TensorPlan& plan, int dim) const {
-    if (plan.centroids) fail("centroids", "none", plan.centroids->count);
-    if (plan.allocation) fail("widths of channels", "one for all", "mixed widths");
-    std::visit(CheckCoder{*this, plan.allocation.has_value(), dim}, plan.coder);
-  }
-
-  struct CheckCoder {
-    const SideCheck& side;
-    bool mixed;
-    int dim;
-
-    void operator()(const ExactCoder&) const {
-      if (dim % 16 != 0) side.fail("head_dim of exact rows", "multiples of 16", dim);
-    }
-    void operator()(const UniformCoder& coder) const {
-      if (mixed) return;  // mixed rows have no single width and no group size
-      if (coder.bits < 2 || coder.bits > 4)
-        side.fail("bits", "2, 3, 4 and 16 (exact)", coder.bits);
-      else if (dim * coder.bits % 128 != 0)  // a lane's codes are whole words
-        side.fail("head_dim", fmt::format("multiples of {} with {} bits", 128 / std::gcd(128, coder.bits), coder.bits),
-                  dim);
-      if (coder.group_size % 32 != 0) side.fail("group_size", "multiples of 32", coder.group_size);
-    }
-    void operator()(const CodebookCoder& coder) const { refuse(coder); }
-    void operator()(const TrellisCoder& coder) const { refuse(coder); }
-
-    void refuse(const Coder& coder) const { side.fail("coder", "affine, symmetric, exact", coder_name(coder)); }
-  };
-};
-
 bool has_integer_zero(const Coder& coder) {
   const auto* uniform = std::get_if<UniformCoder>(&coder);
   return uniform && uniform->levels == UniformLevels::affine && uniform->zero == ZeroKind::integer;
 }
 
+/// Whether code tiles hold a side's rows: pages.md, the table of "Parameters, and what fits".
+bool fits_code_tiles(const TensorPlan& plan, int dim) {
+  const auto* coder = std::get_if<UniformCoder>(&plan.coder);
+  return coder && !plan.allocation && coder->bits >= 2 && coder->bits <= 4 && dim * coder->bits % 128 == 0 &&
+         coder->group_size % 32 == 0;
+}
+
+/// What the longest row of any head needs, in words of bits and in numbers.
+struct RowNeeds {
+  int words = 1, numbers = 0;
+};
+RowNeeds row_needs(const TensorPlan& plan, int dim) {
+  const std::size_t heads = plan.allocation ? plan.allocation->channel_bits.size() / static_cast<std::size_t>(dim) : 1;
+  RowNeeds most;
+  for (int head = 0; head < static_cast<int>(heads); ++head) {
+    int bits = 0;
+    for (const BitSegment& segment : bit_segments(plan, head, dim)) bits += segment.channels * segment.bits;
+    most.words = std::max(most.words, (bits + 31) / 32);
+    most.numbers = std::max(most.numbers, row_layout(plan, head, dim).num_numbers);
+  }
+  return most;
+}
+
 TileSide tile_side(const TensorPlan& plan, int dim) {
   // Exact rows have no groups, but code divides by group_size: it is head_dim, as in WindowLayout's defaults.
   if (is_exact(plan.coder)) return {dim, 16, dim, 0};
-  return {
+  TileSide side{
       .head_dim = dim,
       .bits = code_bits(plan.coder),
       .group_size = group_size(plan.coder),
       .numbers = numbers_per_group(plan.coder),
       .number_size = scale_bytes(scale_type(plan.coder)),
       .integer_zero = has_integer_zero(plan.coder),
+      .index_bytes = index_bytes(plan),
   };
+  if (fits_code_tiles(plan, dim)) return side;
+  const RowNeeds needs = row_needs(plan, dim);
+  side.bits = 0;
+  side.group_size = dim;
+  side.numbers = needs.numbers;
+  side.row_words = needs.words;
+  return side;
 }
 
 }  // namespace
@@ -76,12 +68,10 @@ std::string PageFault::text() const { return fmt::format("{}: supported {}, foun
 
 std::vector<PageFault> page_faults(const LayerPlan& plan) {
   std::vector<PageFault> faults;
-  SideCheck{Side::k, faults}.check(plan.k, plan.geometry.head_dim);
-  const SideCheck values{Side::v, faults};
-  if (plan.v)
-    values.check(*plan.v, plan.geometry.v_head_dim);
-  else
-    values.fail("values", "layers that have them", "none");
+  if (!plan.v) faults.push_back({Side::v, "values", "layers that have them", "none"});
+  for (const Side side : kSides)
+    if (const TensorPlan* of = plan.side(side); of && is_exact(of->coder) && plan.geometry.dim(side) % 16 != 0)
+      faults.push_back({side, "head_dim of exact rows", "multiples of 16", fmt::format("{}", plan.geometry.dim(side))});
   return faults;
 }
 
@@ -107,11 +97,25 @@ ScaleType number_type_of(const TileSide& side, bool bfloat) {
   return side.number_size == 4 ? ScaleType::fp32 : bfloat ? ScaleType::bf16 : ScaleType::fp16;
 }
 
+std::vector<BitSegment> bit_segments(const TensorPlan& plan, int kv_head, int dim) {
+  const RowLayout row = row_layout(plan, kv_head, dim);
+  std::vector<BitSegment> segments;
+  int first_bit = 0;
+  for (const CodeSegment& of : std::span(row.segments).first(static_cast<std::size_t>(row.num_segments))) {
+    segments.push_back({of.bits, of.first_channel, of.channels, first_bit});
+    first_bit += of.channels * of.bits;
+  }
+  return segments;
+}
+
 std::string side_name(const TileSide& side, bool bfloat) {
   if (side.exact()) return "bf16";
+  const std::string codes = side.is_bits()
+                                ? fmt::format("w{}n{}", side.row_words, side.numbers)
+                                : fmt::format("{}{}g{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size);
   const char* type = side.number_size == 4 ? "f" : bfloat ? "b" : "";
-  return fmt::format("{}{}g{}{}{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size,
-                     side.integer_zero ? "z" : "", type);
+  const std::string index = side.index_bytes > 0 ? fmt::format("i{}", side.index_bytes) : "";
+  return codes + (side.integer_zero ? "z" : "") + type + index;
 }
 
 WindowLayouts window_layouts_of(const PageLayout& pages, const Windows& windows, int max_rollback) {

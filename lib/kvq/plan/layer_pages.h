@@ -14,9 +14,9 @@ constexpr int kPagesMajor = 2;
 /// One thing in a side's plan that pages do not hold.
 struct PageFault {
   Side side = Side::k;
-  std::string what;              ///< "coder", "bits", "group_size", ...
-  std::string supported, found;  ///< "affine, symmetric, exact" and "trellis"
-  /// "coder: supported affine, symmetric, exact, found trellis"
+  std::string what;              ///< "head_dim of exact rows", "values"
+  std::string supported, found;  ///< "multiples of 16" and "72"
+  /// "head_dim of exact rows: supported multiples of 16, found 72"
   std::string text() const;
   bool operator==(const PageFault&) const = default;
 };
@@ -41,8 +41,14 @@ bool has_bfloat_scales(const TensorPlan& plan);
 /// Type of a side's numbers. @param bfloat  numbers of two bytes are bfloat16, else fp16
 ScaleType number_type_of(const TileSide& side, bool bfloat);
 
-/// Format of a side as runtime/variants.json writes it: "u2g128"; "bf16" for exact rows. Behind the group size stand z
-/// for integer zero points, then b for bfloat16 numbers or f for fp32: "u4g128zf".
+/// Where the codes of one head's row lie in the row's bits, if the side has bit tiles (pages.md, "Bit tiles"). Channels
+/// of width 0 are in no segment.
+/// @param plan  valid, not exact
+std::vector<BitSegment> bit_segments(const TensorPlan& plan, int kv_head, int dim);
+
+/// Format of a side as runtime/variants.json writes it: "u2g128"; "bf16" for exact rows; of bit tiles the words and the
+/// numbers of a row, "w8n1". Behind that stand z for integer zero points, then b for bfloat16 numbers or f for fp32,
+/// then the bytes of a centroid's index: "u4g128zf", "w13n4f", "u4g128i1".
 /// @param bfloat  numbers of two bytes are bfloat16
 std::string side_name(const TileSide& side, bool bfloat);
 

@@ -1,7 +1,8 @@
+#include <kvq/core/error.h>
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/serving.h>
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>
@@ -50,6 +51,33 @@ bool maps_fit(const LayerPlan& plan) {
   return fits_slabs(plan.k, plan.geometry.head_dim) && fits_slabs(*plan.v, plan.geometry.v_head_dim);
 }
 
+/// Why no kernel takes a side's tiles; empty: kernels take them.
+std::string tile_fault(const TileSide& side, const std::string& format) {
+  if (tiles_have_kernels(side)) return "";
+  if (side.is_bits() && !kBitTileKernels) return fmt::format("tiles of bits ({}): no kernel yet", format);
+  return "indices of centroids: no kernel yet";
+}
+
+/// The faults of a layer's tiles, by side.
+struct TileFaults {
+  std::string k, v;
+  bool none() const { return k.empty() && v.empty(); }
+};
+TileFaults tile_faults(const LayerPlan& plan) {
+  const PageLayout pages = page_layout_of(plan, kTileTokens);
+  const auto fault = [](const TileSide& side, const TensorPlan& of) {
+    return tile_fault(side, side_name(side, has_bfloat_scales(of)));
+  };
+  return {fault(pages.k, plan.k), fault(pages.v, *plan.v)};
+}
+
+/// "k: tiles of bits (w8n1): no kernel yet"; equal faults of both sides are said once.
+std::string text_of(const TileFaults& faults) {
+  if (faults.k == faults.v) return "k and v: " + faults.k;
+  if (faults.v.empty()) return "k: " + faults.k;
+  return (faults.k.empty() ? "" : "k: " + faults.k + "; ") + "v: " + faults.v;
+}
+
 }  // namespace
 
 const char* to_string(KernelVerb verb) {
@@ -72,6 +100,10 @@ const char* to_string(Activation activation) { return activation == Activation::
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {
   ServedBy served{.refused = page_faults(plan)};
   if (!served.refused.empty()) return served;
+  if (const TileFaults faults = tile_faults(plan); !faults.none()) {
+    served.no_kernel = text_of(faults);
+    return served;
+  }
   const LayerFormat format = format_of(plan, activation);
   if (!maps_fit(plan)) {
     served.no_kernel = "head_dim of a dense rotation: supported multiples of 32, found another";
@@ -82,6 +114,15 @@ ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const
     served.no_kernel =
         fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));
   return served;
+}
+
+void require_tile_kernels(const LayerPlan& plan) {
+  const TileFaults faults = tile_faults(plan);
+  std::vector<std::string> texts;
+  for (const Side side : kSides)
+    if (const std::string& fault = side == Side::k ? faults.k : faults.v; !fault.empty())
+      texts.push_back(fmt::format("layer {} {}: {}", plan.layer, name(side), fault));
+  if (!texts.empty()) throw Error{ErrorKind::unsupported, fmt::format("{}", fmt::join(texts, "; "))};
 }
 
 std::string cache_format_name(const LayerPlan& plan) {

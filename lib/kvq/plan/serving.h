@@ -35,6 +35,11 @@ struct ServedBy {
 /// @param tuned  the tuned kernels that the runtime has
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned = kernel_rows());
 
+/// For a program that is about to run a layer's kernels: checks that there are kernels for the tiles of its sides.
+/// @param plan  pages hold it
+/// @throws      Error{unsupported} naming layer, sides and reasons
+void require_tile_kernels(const LayerPlan& plan);
+
 /// Format of a layer as the rows of variants.json name it: "u2g128", or "u4g128/u2g128" where keys and values differ.
 /// @param plan  pages hold it
 std::string cache_format_name(const LayerPlan& plan);

@@ -47,7 +47,8 @@ inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
 }
 
 inline bool same_format(const TileSide& a, const TileSide& b) {
-  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers &&
+  return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.row_words == b.row_words &&
+         a.index_bytes == b.index_bytes &&
          (a.exact() ||
           (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero));
 }

@@ -60,8 +60,8 @@ struct LoadedModel {
 };
 
 /// @throws  Error{usage} for a claim that contradicts itself, Error{check_failed} for an artifact of another model,
-///          Error{unsupported} for formats that pages do not hold; each names all faults of its kind. Errors of
-///          load_artifact()
+///          Error{unsupported} for formats that pages do not hold or that have no kernels; each names all faults of its
+///          kind. Errors of load_artifact()
 LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& claim);
 
 }  // namespace kvq

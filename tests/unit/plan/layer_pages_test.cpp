@@ -87,39 +87,101 @@ TEST_CASE("What pages do not hold is refused by name, with what they do", "[plan
   CHECK(refusal([](LayerPlan&) {}) == "no error");
   CHECK(refusal([](LayerPlan&) {}, 48) ==
         "unsupported: pages: layer 3: page_size: supported 16, 32, 64, 128, found 48");
-  CHECK(refusal([](LayerPlan& p) { p.k.coder = CodebookCoder{}; }) ==
-        "unsupported: pages: layer 3 k: coder: supported affine, symmetric, exact, found codebook");
-  CHECK(refusal([](LayerPlan& p) { p.v->coder = TrellisCoder{}; }) ==
-        "unsupported: pages: layer 3 v: coder: supported affine, symmetric, exact, found trellis");
-  CHECK(refusal([](LayerPlan& p) { p.v->centroids = Centroids{.count = 7}; }) ==
-        "unsupported: pages: layer 3 v: centroids: supported none, found 7");
-  CHECK(refusal([](LayerPlan& p) { p.v->allocation = BitAllocation{}, values(p).group_size = 0; }) ==
-        "unsupported: pages: layer 3 v: widths of channels: supported one for all, found mixed widths");
   CHECK(refusal([](LayerPlan& p) { p.v.reset(); }) ==
         "unsupported: pages: layer 3 v: values: supported layers that have them, found none");
-  CHECK(refusal([](LayerPlan& p) { keys(p).bits = 1; }) ==
-        "unsupported: pages: layer 3 k: bits: supported 2, 3, 4 and 16 (exact), found 1");
-  CHECK(refusal([](LayerPlan& p) { values(p).bits = 8; }) ==
-        "unsupported: pages: layer 3 v: bits: supported 2, 3, 4 and 16 (exact), found 8");
-  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 16; }) ==
-        "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 16");
-  CHECK(refusal([](LayerPlan& p) { keys(p).group_size = 48; }) ==
-        "unsupported: pages: layer 3 k: group_size: supported multiples of 32, found 48");
-}
-
-TEST_CASE("A head_dim whose pieces are not whole words is refused", "[plan]") {
-  const auto with = [](int dim, int bits) {
-    return refusal([=](LayerPlan& p) { p.geometry.head_dim = dim, p.k.coder = symmetric(bits, dim % 32 ? 32 : dim); });
-  };
-  CHECK(with(80, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 80");
-  CHECK(with(80, 4) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 32 with 4 bits, found 80");
-  CHECK(with(96, 2) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 64 with 2 bits, found 96");
-  CHECK(with(192, 3) == "unsupported: pages: layer 3 k: head_dim: supported multiples of 128 with 3 bits, found 192");
-  for (const int dim : {128, 256}) CHECK(with(dim, 3) == "no error");
-  for (const int dim : {32, 64, 96, 128, 160, 192, 224, 256}) CHECK(with(dim, 4) == "no error");
-  for (const int dim : {64, 128, 192, 256}) CHECK(with(dim, 2) == "no error");
   CHECK(refusal([](LayerPlan& p) { p.geometry.head_dim = 72, p.k.coder = ExactCoder{}; }) ==
         "unsupported: pages: layer 3 k: head_dim of exact rows: supported multiples of 16, found 72");
+}
+
+TEST_CASE("Code tiles hold 2, 3 and 4 bits in groups of whole steps, bit tiles all other rows", "[plan]") {
+  const auto name_with = [](const std::function<void(LayerPlan&)>& change) {
+    LayerPlan plan = supported();
+    change(plan);
+    return side_name(page_layout_of(plan, 16).k, has_bfloat_scales(plan.k));
+  };
+  const auto keys_of = [&](int dim, const Coder& coder) {
+    return name_with([&](LayerPlan& p) { p.geometry.head_dim = dim, p.k.coder = coder; });
+  };
+  for (const int dim : {128, 256}) CHECK(keys_of(dim, symmetric(3, dim)) == "s3g" + std::to_string(dim));
+  for (const int dim : {32, 64, 96, 128, 160, 192, 224, 256}) CHECK(keys_of(dim, symmetric(4, 32)) == "s4g32");
+  for (const int dim : {64, 128, 192, 256}) CHECK(keys_of(dim, symmetric(2, 32)) == "s2g32");
+  CHECK(keys_of(192, UniformCoder{.bits = 1, .group_size = 64}) == "w6n6");
+  CHECK(keys_of(128, symmetric(8, 128)) == "w32n1");
+  CHECK(keys_of(192, UniformCoder{.bits = 4, .group_size = 16}) == "w24n24");
+  CHECK(keys_of(192, UniformCoder{.bits = 4, .group_size = 48}) == "w24n8");
+  CHECK(keys_of(80, symmetric(2, 80)) == "w5n1");
+  CHECK(keys_of(80, symmetric(4, 80)) == "w10n1");
+  CHECK(keys_of(96, symmetric(2, 96)) == "w6n1");
+  CHECK(keys_of(192, symmetric(3, 64)) == "w18n3");
+  CHECK(keys_of(36, symmetric(1, 36)) == "w2n1");
+  CHECK(keys_of(128, CodebookCoder{}) == "w8n1");
+  CHECK(keys_of(128, TrellisCoder{.scale_type = ScaleType::bf16}) == "w8n1b");
+  CHECK(keys_of(128, UniformCoder{.bits = 5, .scale_type = ScaleType::fp32}) == "w20n2f");
+  CHECK(keys_of(128, UniformCoder{.bits = 5, .scale_type = ScaleType::bf16, .zero = ZeroKind::integer}) == "w20n2zb");
+}
+
+TEST_CASE("A bit tile has what its rows need", "[plan]") {
+  LayerPlan plan = supported();
+  plan.k.coder = UniformCoder{.bits = 5, .group_size = 24, .scale_type = ScaleType::fp32, .zero = ZeroKind::integer};
+  const TileSide side = page_layout_of(plan, 16).k;
+  CHECK((side.is_bits() && side.head_dim == 192 && side.group_size == 192 && side.groups() == 1));
+  CHECK((side.row_words == 30 && side.numbers == 16 && side.number_size == 4 && side.integer_zero));
+  CHECK(side.bytes() == 16 * (30 * 4 + 16 * 4));
+}
+
+TEST_CASE("The index of a centroid is in both kinds of tiles", "[plan]") {
+  LayerPlan plan = supported();
+  const auto value_name = [&] { return side_name(page_layout_of(plan, 16).v, has_bfloat_scales(*plan.v)); };
+  const int plain = page_layout_of(plan, 16).v.bytes();
+  plan.v->centroids = Centroids{.count = 7};
+  CHECK(value_name() == "s2g128i1");
+  CHECK(page_layout_of(plan, 16).v.bytes() == plain + 16);
+  plan.v->centroids->count = 256;
+  CHECK(value_name() == "s2g128i1");
+  plan.v->centroids->count = 257, values(plan).scale_type = ScaleType::fp32;
+  CHECK(value_name() == "s2g128fi2");
+  values(plan).bits = 1;
+  CHECK(value_name() == "w4n1fi2");
+  CHECK(page_layout_of(plan, 16).v.bytes() == 16 * (4 * 4 + 4 + 2));
+}
+
+TEST_CASE("Mixed rows have the words and numbers of the longest head, and segments of each head", "[plan]") {
+  LayerPlan plan = supported();
+  plan.k.coder = symmetric(8, 0);
+  BitAllocation allocation;
+  const auto add_head = [&](const std::vector<std::pair<int, int>>& runs) {  // (channels, width)
+    for (const auto& [channels, width] : runs)
+      allocation.channel_bits.insert(allocation.channel_bits.end(), static_cast<std::size_t>(channels),
+                                     static_cast<std::uint8_t>(width));
+  };
+  add_head({{2, 8}, {33, 5}, {57, 1}, {100, 0}});  // 16 + 165 + 57 = 238 bits, three numbers
+  add_head({{64, 4}, {128, 0}});                   // 256 bits, one number
+  plan.k.allocation = allocation;
+  plan.k.rotation.scope = Scope::kv_head;
+  const auto name_of_keys = [&] { return side_name(page_layout_of(plan, 16).k, false); };
+  CHECK(name_of_keys() == "w8n3");
+  const std::vector<BitSegment> first = bit_segments(plan.k, 0, 192), second = bit_segments(plan.k, 1, 192);
+  REQUIRE(first.size() == 3);
+  const auto is = [](const BitSegment& s, int bits, int channel, int channels, int bit) {
+    return s.bits == bits && s.first_channel == channel && s.channels == channels && s.first_bit == bit;
+  };
+  CHECK((is(first[0], 8, 0, 2, 0) && is(first[1], 5, 2, 33, 16) && is(first[2], 1, 35, 57, 181)));
+  REQUIRE(second.size() == 1);
+  CHECK(is(second[0], 4, 0, 64, 0));
+  plan.k.allocation->segment_gain.assign(2 * kGainWidths, 1.0f);
+  CHECK(name_of_keys() == "w8n1");
+  plan.k.allocation->channel_bits.assign(2 * 192, 0);
+  CHECK(name_of_keys() == "w1n0");
+  CHECK(bit_segments(plan.k, 0, 192).empty());
+  plan.k.allocation->channel_bits.assign(2 * 192, 2);  // of one width, but with segments and a scale for all channels
+  CHECK(name_of_keys() == "w12n1");
+}
+
+TEST_CASE("Rows of one width are one segment", "[plan]") {
+  const std::vector<BitSegment> segments = bit_segments(supported().k, 1, 192);
+  REQUIRE(segments.size() == 1);
+  CHECK((segments[0].bits == 4 && segments[0].first_channel == 0 && segments[0].channels == 192));
+  CHECK(segments[0].first_bit == 0);
 }
 
 TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, center and clip", "[plan]") {
@@ -134,13 +196,13 @@ TEST_CASE("A symmetric coder's zero does not matter, and neither do rotation, ce
 TEST_CASE("All faults of a plan are told at once", "[plan]") {
   const std::string text = refusal(
       [](LayerPlan& p) {
-        keys(p).bits = 5, keys(p).group_size = 48;
-        p.k.centroids = Centroids{.count = 2};
-        p.v->coder = TrellisCoder{};
+        p.k.coder = p.v->coder = ExactCoder{};
+        p.geometry.head_dim = 72, p.geometry.v_head_dim = 40;
       },
       8);
   CHECK_THAT(text, StartsWith("unsupported: pages: layer 3: page_size"));
-  for (const char* part : {"k: centroids", "k: bits", "k: group_size", "v: coder"}) CHECK_THAT(text, Contains(part));
+  for (const char* part : {"k: head_dim of exact rows", "found 72", "v: head_dim of exact rows", "found 40"})
+    CHECK_THAT(text, Contains(part));
 }
 
 TEST_CASE("Only pages of 16, 32, 64 and 128 tokens are page sizes", "[plan]") {

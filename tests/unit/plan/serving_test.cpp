@@ -1,10 +1,13 @@
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/serving.h>
 
+#include "support/error_of.h"
+
 #include <catch2/catch.hpp>
 
 #include <array>
 #include <string>
+#include <vector>
 
 using namespace kvq;
 
@@ -98,16 +101,47 @@ TEST_CASE("Three bits, zero points and fp32 numbers have generic kernels", "[pla
   CHECK(cache_format_name(layer(side, side)) == "u2g128z");
 }
 
-TEST_CASE("A layer that is not served says why", "[plan]") {
-  LayerPlan plan = layer(affine(5, 128), affine(2, 128));
-  plan.v->coder = TrellisCoder{};
+TEST_CASE("A layer that pages do not hold says why", "[plan]") {
+  LayerPlan plan = layer(TensorPlan{}, affine(2, 72), 72);
   const ServedBy served = served_by(plan, Activation::bf16);
   CHECK_FALSE(served.is_served());
   CHECK(kinds(plan) == "----");
-  REQUIRE(served.refused.size() == 2);
-  CHECK(served.refused[0] == PageFault{Side::k, "bits", "2, 3, 4 and 16 (exact)", "5"});
-  CHECK(served.refused[1].text() == "coder: supported affine, symmetric, exact, found trellis");
+  CHECK(served.refused == std::vector{PageFault{Side::k, "head_dim of exact rows", "multiples of 16", "72"}});
+  CHECK(served.refused[0].text() == "head_dim of exact rows: supported multiples of 16, found 72");
+  plan.v.reset();
+  CHECK(served_by(plan, Activation::bf16).refused.size() == 2);
+}
+
+TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   const ServedBy large = served_by(layer(affine(2, 64), affine(2, 64), 512), Activation::bf16);
   CHECK_FALSE(large.is_served());
+  CHECK(large.refused.empty());
   CHECK(large.no_kernel == "head_dim: supported up to 256, found 512");
+}
+
+TEST_CASE("Tiles of bits and indices of centroids have no kernels yet", "[plan]") {
+  const auto reason = [](const LayerPlan& plan) {
+    const ServedBy served = served_by(plan, Activation::bf16);
+    CHECK(kinds(plan) == "----");
+    CHECK((served.refused.empty() && !served.is_served()));
+    return served.no_kernel;
+  };
+  const auto refusal = [](const LayerPlan& plan) { return test::error_text([&] { require_tile_kernels(plan); }); };
+  LayerPlan plan = layer(affine(5, 128), affine(2, 128));
+  CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet");
+  CHECK(refusal(plan) == "unsupported: layer 1 k: tiles of bits (w20n2): no kernel yet");
+  CHECK(cache_format_name(plan) == "w20n2/u2g128");
+  plan.v->coder = TrellisCoder{};
+  CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet; v: tiles of bits (w8n1): no kernel yet");
+  plan.k.coder = CodebookCoder{};
+  CHECK(reason(plan) == "k and v: tiles of bits (w8n1): no kernel yet");
+  CHECK(refusal(plan) ==
+        "unsupported: layer 1 k: tiles of bits (w8n1): no kernel yet; layer 1 v: tiles of bits (w8n1): no kernel yet");
+  plan = layer(affine(2, 128), affine(2, 128));
+  CHECK(refusal(plan) == "no error");
+  plan.v->centroids = Centroids{.count = 9};
+  CHECK(reason(plan) == "v: indices of centroids: no kernel yet");
+  CHECK(refusal(plan) == "unsupported: layer 1 v: indices of centroids: no kernel yet");
+  std::get<UniformCoder>(plan.v->coder).bits = 1;
+  CHECK(reason(plan) == "v: tiles of bits (w4n2i1): no kernel yet");
 }
