@@ -12,7 +12,7 @@ ask for the byte of a channel. Standard library only.
 import json
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import vector_file
@@ -32,18 +32,60 @@ class Side:
     coder: str = "exact"
     scale_type: str = ""
     zero: str = "float"
+    channel_bits: tuple[str, ...] = ()  # of mixed widths: by head, one digit a channel
+    scale_scope: str = "segment"
+    centroids: int = 0
 
     @property
     def exact(self) -> bool:
         return self.bits == 16
 
     @property
+    def in_bit_tiles(self) -> bool:
+        if self.exact:
+            return False
+        if self.coder not in ("affine", "symmetric") or self.channel_bits or self.bits not in (2, 3, 4):
+            return True
+        return self.head_dim * self.bits % 128 != 0 or self.group_size % 32 != 0
+
+    @property
     def numbers(self) -> int:
-        return {"affine": 2, "symmetric": 1, "exact": 0}[self.coder]
+        """of a group"""
+        return {"affine": 2, "exact": 0}.get(self.coder, 1)
 
     @property
     def groups(self) -> int:
         return 0 if self.exact else self.head_dim // self.group_size
+
+    def widths(self, head: int) -> list[int]:
+        """the width of each channel's code"""
+        return [int(w) for w in self.channel_bits[head]] if self.channel_bits else [self.bits] * self.head_dim
+
+    def scales(self, head: int) -> int:
+        """scales of a row"""
+        if not self.channel_bits:
+            return self.groups
+        segments = len(set(self.widths(head)) - {0})
+        return min(1, segments) if self.scale_scope == "row" else segments
+
+    @property
+    def row_words(self) -> int:
+        """of bit tiles: 32-bit words of the longest row"""
+        return max(1, *(-(-sum(self.widths(head)) // 32) for head in range(max(1, len(self.channel_bits)))))
+
+    @property
+    def row_numbers(self) -> int:
+        """of bit tiles: numbers of a row of the head with the most"""
+        return max(self.scales(head) for head in range(max(1, len(self.channel_bits)))) * self.numbers
+
+    @property
+    def index_bytes(self) -> int:
+        return 0 if not self.centroids else 1 if self.centroids <= 256 else 2
+
+    @property
+    def code_digits(self) -> int:
+        """hex digits of a code in a row's `codes`"""
+        return 1 if self.bits <= 4 else 2
 
     @property
     def number_size(self) -> int:
@@ -71,18 +113,27 @@ class Side:
 
     @property
     def code_bytes(self) -> int:
-        return 2 * self.head_dim * self.bits
+        return 64 * self.row_words if self.in_bit_tiles else 2 * self.head_dim * self.bits
+
+    @property
+    def number_bytes(self) -> int:
+        numbers = self.row_numbers if self.in_bit_tiles else self.groups * self.numbers
+        return self.number_size * TILE_TOKENS * numbers
 
     @property
     def tile_bytes(self) -> int:
-        return self.code_bytes + self.number_size * TILE_TOKENS * self.groups * self.numbers
+        return self.code_bytes + self.number_bytes + TILE_TOKENS * self.index_bytes
 
     def fields(self) -> dict:
         common = {"head_dim": self.head_dim, "bits": self.bits}
         if self.exact:
             return common
         coded = {"group_size": self.group_size, "coder": self.coder, "scale_type": self.scale_type}
-        return common | coded | ({"zero": self.zero} if self.zero == "integer" else {})
+        if self.channel_bits:
+            coded = {"channel_bits": list(self.channel_bits), "scale_scope": self.scale_scope} | coded
+            del coded["group_size"]
+        zero = {"zero": self.zero} if self.zero == "integer" else {}
+        return common | coded | zero | ({"centroids": self.centroids} if self.centroids else {})
 
 
 # Where codes lie, from one lane's view: byte x in the run of lane l holds parts of the codes of (token, channel).
@@ -172,7 +223,7 @@ def value_codes(side: Side):
 def value_order(side: Side) -> list[int]:
     """The channel at each place (permuted channel) of an exact value in the windows, in blocks of 16 rows of one matrix
     product."""
-    if side.exact:
+    if side.exact or side.in_bit_tiles:
         return list(range(side.head_dim))
     order = []
     if side.bits == 3:
@@ -207,6 +258,76 @@ def number_order(side: Side):
                     yield token, group, number
 
 
+# Bit tiles, likewise from one lane's view
+
+
+def bit_tile_bytes(side: Side, is_value: bool):
+    """Yields (token, byte of its row) for the bytes of a tile's codes in the order of memory."""
+    words = side.row_words
+    for first in range(0, words - 7, 8):
+        for row, t in lanes():
+            yield from of_four_tokens(row, t, first, 4) if is_value else of_two_tokens(row, (2 * t, 2 * t + 1), first)
+    if words % 8 >= 4:
+        first = words // 8 * 8
+        for row, t in lanes():
+            yield from of_four_tokens(row, t, first, 2) if is_value else of_two_tokens(row, (t,), first)
+    rest = range(words // 4 * 4, words)
+    if is_value:
+        for y in range(4 * rest.start, 4 * rest.stop):
+            for t in range(4):
+                yield from ((token, y) for token in (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9))
+    else:
+        for row in range(8):
+            for word in rest:
+                for token in (row, row + 8):
+                    yield from ((token, 4 * word + i) for i in range(4))
+
+
+def lanes():
+    return ((lane // 4, lane % 4) for lane in range(32))
+
+
+def of_two_tokens(row: int, words, first_word: int):
+    """A lane's bytes of a chunk of keys: these words of the chunk, of two tokens."""
+    for token in (row, row + 8):
+        for word in words:
+            yield from ((token, 4 * (first_word + word) + i) for i in range(4))
+
+
+def of_four_tokens(row: int, t: int, first_word: int, count: int):
+    """A lane's bytes of a chunk of values: words with one byte of four tokens."""
+    for word in range(count):
+        yield from ((token, 4 * first_word + row + 8 * word) for token in (2 * t, 2 * t + 8, 2 * t + 1, 2 * t + 9))
+
+
+def fields_of(width: int) -> list[range]:
+    """The bits of a code of a value, cut into fields of 8, 4, 2 and 1 bits."""
+    fields, first = [], 0
+    for size in (8, 4, 2, 1):
+        if width & size:
+            fields.append(range(first, first + size))
+            first += size
+    return fields
+
+
+def bits_of_row(side: Side, head: int, is_value: bool) -> list[tuple[int, int]]:
+    """(channel, bit of its code) for each bit of a row that is not padding."""
+    widths, bits = side.widths(head), []
+    for width in range(8, 0, -1):
+        segment = [channel for channel in range(side.head_dim) if widths[channel] == width]
+        for unit in (segment[i : i + 32] for i in range(0, len(segment), 32)):
+            if is_value:
+                bits += [(channel, bit) for field in fields_of(width) for channel in unit for bit in field]
+            else:
+                bits += [(channel, bit) for bit in range(width) for channel in unit]
+    return bits
+
+
+def tokens_by_pairs() -> list[int]:
+    """The order of numbers and indices: 0, 8, 1, 9, ..."""
+    return [token for row in range(8) for token in (row, row + 8)]
+
+
 def exact_order(head_dim: int, token: int) -> list[int]:
     """The place (permuted channel) at each position of an exact row of a tile."""
     chunks = [range(8 * a, 8 * a + 8) for a in range(head_dim // 8)]
@@ -219,8 +340,37 @@ def exact_order(head_dim: int, token: int) -> list[int]:
 # Tiles from rows by token
 
 
-def coded_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
-    tile = bytearray(side.tile_bytes)
+def codes_of(side: Side, row: dict) -> list[int]:
+    n = side.code_digits
+    return [int(row["codes"][n * c : n * (c + 1)], 16) for c in range(side.head_dim)]
+
+
+def bit_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
+    """A tile of bits without its indices."""
+    tile = b""
+    codes = {token: codes_of(side, row) for token, row in rows.items()}
+    bits = {token: bits_of_row(side, row["head"], is_value) for token, row in rows.items()}
+    for token, y in bit_tile_bytes(side, is_value):
+        places = bits.get(token, [])[8 * y : 8 * y + 8]
+        tile += bytes([sum((codes[token][channel] >> bit & 1) << i for i, (channel, bit) in enumerate(places))])
+    for token in tokens_by_pairs():
+        row = rows.get(token, {})
+        texts = row.get("scales", []) + row.get(side.second, [])
+        for text in texts + ["0"] * (side.row_numbers - len(texts)):
+            tile += int(text, 16).to_bytes(side.number_size, "little")
+    return tile
+
+
+def indices_of(side: Side, rows: dict[int, dict]) -> bytes:
+    return b"".join(
+        (rows[token]["index"] if token in rows else 0).to_bytes(side.index_bytes, "little")
+        for token in tokens_by_pairs()
+    )
+
+
+def code_tile(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
+    """A tile of codes without its indices."""
+    tile = bytearray(side.code_bytes + side.number_bytes)
     for position, token, part in (value_codes if is_value else key_codes)(side):
         if token in rows:
             code = int(rows[token]["codes"][part.channel], 16) >> part.first
@@ -246,7 +396,10 @@ def exact_tile(head_dim: int, order: list[int], rows: dict[int, dict]) -> bytes:
 def tile_of(side: Side, is_value: bool, rows: dict[int, dict]) -> bytes:
     if side.exact:
         return exact_tile(side.head_dim, list(range(side.head_dim)), rows)
-    return coded_tile(side, is_value, rows)
+    tile = (bit_tile if side.in_bit_tiles else code_tile)(side, is_value, rows)
+    tile += indices_of(side, rows) if side.centroids else b""
+    assert len(tile) == side.tile_bytes
+    return tile
 
 
 def rows_of_tile(rows: list[dict], side: str, head: int, tile: int, row_of) -> dict[int, dict]:
@@ -311,14 +464,19 @@ def zero_pattern(scale_type: str, *indices: int) -> str:
 
 
 def made_up_row(side: Side, *indices: int) -> dict:
+    """@param indices  the side's letter, head, slot or position"""
     if side.exact:
         return {"values": " ".join(number_pattern("bf16", False, *indices, c) for c in range(side.head_dim))}
-    row = {"codes": "".join(f"{mixed_bits(*indices, c) >> 7 & (1 << side.bits) - 1:x}" for c in range(side.head_dim))}
-    row["scales"] = [number_pattern(side.scale_type, True, *indices, 1000 + g) for g in range(side.groups)]
+    codes = [mixed_bits(*indices, c) >> 7 & (1 << width) - 1 for c, width in enumerate(side.widths(indices[1]))]
+    row: dict = {"codes": "".join(f"{code:0{side.code_digits}x}" for code in codes)}
+    scales = range(side.scales(indices[1]))
+    row["scales"] = [number_pattern(side.scale_type, True, *indices, 1000 + g) for g in scales]
     if side.numbers == 2 and side.zero == "integer":
         row["zeros"] = [zero_pattern(side.scale_type, *indices, 2000 + g) for g in range(side.groups)]
     elif side.numbers == 2:
         row["minima"] = [number_pattern(side.scale_type, False, *indices, 2000 + g) for g in range(side.groups)]
+    if side.centroids:
+        row["index"] = mixed_bits(*indices, 3000) % side.centroids
     return row
 
 
@@ -373,6 +531,19 @@ def with_zeros(head_dim: int, bits: int, group_size: int, scale_type: str = "fp1
 
 def symmetric(head_dim: int, bits: int, group_size: int, scale_type: str = "fp16") -> Side:
     return Side(head_dim, bits, group_size, "symmetric", scale_type)
+
+
+def mixed(*heads: str, coder: str = "symmetric", scale_type: str = "fp16", scope: str = "segment") -> Side:
+    """Mixed widths: of each head the channels of each width, "2x8 33x5"."""
+    digits = [
+        "".join(width * int(count) for count, width in (run.split("x") for run in head.split())) for head in heads
+    ]
+    bits = max(int(digit) for head in digits for digit in head)
+    return Side(len(digits[0]), bits, 0, coder, scale_type, channel_bits=tuple(digits), scale_scope=scope)
+
+
+def with_centroids(side: Side, count: int) -> Side:
+    return replace(side, centroids=count)
 
 
 def one_code(head_dim: int, channel: int, code: int) -> str:
@@ -534,6 +705,133 @@ def cases() -> list[dict]:
         ),
         window_case("ring 3 bits", "both parts of a code give one place", *[affine(128, 3, 64)] * 2, 1, 16, (3, 15)),
         window_case("sinks 256 3 bits", "two units", *[symmetric(256, 3, 128)] * 2, 1, 16, (0, 8)),
+        *bit_tile_cases(),
+    ]
+
+
+def bit_tile_cases() -> list[dict]:
+    """Since 2.2: bit tiles, and indices of centroids in both kinds of tiles."""
+    whole, edges = range(16), (0, 7, 8, 15)
+    single = [
+        {"side": side, "head": 0, "slot": 11, "codes": one_code(140, 133, 5), "scales": ["0000"]} for side in "kv"
+    ]
+    several = mixed("2x8 3x7 33x6 4x5 8x1 14x0", "20x4 12x3 32x2", "64x0")
+    return [
+        page_case(
+            "bits: one code",
+            "14 words; channel 133 is the sixth of a unit of twelve: of a key at bits 389 and 413 of its row, of a "
+            "value at bits 394 and 413",
+            *[symmetric(140, 3, 140)] * 2,
+            16,
+            1,
+            (),
+            single,
+        ),
+        page_case("bits: 1 word", "no chunk, a whole tile", *[symmetric(32, 1, 32)] * 2, 16, 1, whole),
+        page_case(
+            "bits: 2 words, 1 bit affine",
+            "a last unit of four channels, bits of padding, minima behind all scales of a row",
+            *[affine(36, 1, 12)] * 2,
+            16,
+            1,
+            (3, 9, 14),
+        ),
+        page_case(
+            "bits: 3 words, zero points bf16",
+            "zero points in bit tiles",
+            *[with_zeros(96, 1, 32, "bf16")] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "bits: 4 words page 64",
+            "one chunk of four words, a whole tile of the second head's page",
+            *[affine(128, 1, 64)] * 2,
+            64,
+            2,
+            (0, 1, 9, 31, 32, 46, 63),
+        ),
+        page_case(
+            "bits: 5 words fp32",
+            "a chunk of four words and one more",
+            *[symmetric(80, 2, 80, "fp32")] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "bits: 8 words, trellis, indices",
+            "a chunk of eight words; two bits, but not in code tiles; indices of one byte",
+            *[with_centroids(Side(128, 2, 128, "trellis", "bf16"), 256)] * 2,
+            16,
+            2,
+            edges,
+        ),
+        page_case(
+            "bits: 8 words, a whole tile", "where each lane's words are", *[symmetric(256, 1, 256)] * 2, 16, 1, whole
+        ),
+        page_case(
+            "bits: 9 words, 8 bits",
+            "codes of two digits, a chunk of eight words and one more",
+            *[affine(36, 8, 36)] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "bits: 13 words, a whole tile",
+            "a chunk of eight words, one of four, and one more",
+            *[symmetric(52, 8, 26, "fp32")] * 2,
+            16,
+            1,
+            whole,
+        ),
+        page_case(
+            "bits: 16 words, codebook, indices",
+            "two chunks of eight words; indices of two bytes",
+            *[with_centroids(Side(128, 4, 64, "codebook", "fp16"), 300)] * 2,
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "bits: groups of 16",
+            "groups that code tiles do not hold, of keys; units that end with less than 32 channels, of values",
+            affine(64, 4, 16),
+            symmetric(56, 3, 28, "bf16"),
+            16,
+            1,
+            edges,
+        ),
+        page_case(
+            "bits: mixed widths",
+            "heads of other lengths and numbers; a segment of 33 channels; width 0; a head without bits",
+            several,
+            mixed("64x0", "1x8 31x6 32x1", "64x3", coder="codebook", scale_type="bf16"),
+            16,
+            3,
+            edges,
+        ),
+        page_case(
+            "bits: mixed widths, one scale a row",
+            "one number for all segments, none for a head without bits; indices behind numbers of four bytes",
+            with_centroids(replace(several, scale_scope="row", scale_type="fp32"), 9),
+            with_centroids(mixed("64x5", "7x7 57x2", "64x0", coder="trellis", scope="row"), 4096),
+            64,
+            3,
+            (2, 13, 29, 40, 60),
+        ),
+        page_case(
+            "code tiles with indices",
+            "indices behind the numbers, of one byte beside two",
+            with_centroids(affine(128, 2, 128), 4),
+            with_centroids(symmetric(64, 4, 32), 257),
+            64,
+            2,
+            (0, 9, 17, 63),
+        ),
+        window_case("ring of values in bit tiles", "places are channels", *[symmetric(64, 1, 64)] * 2, 1, 16, (2, 15)),
     ]
 
 
@@ -558,7 +856,7 @@ def derive(case: dict) -> dict:
 def vectors_text() -> str:
     """The text of the whole file, with one vector in each line."""
     lines = ",\n".join(json.dumps(derive(case)) for case in cases())
-    return f'{{"format": "kvq-page-vectors", "version": "2.1", "vectors": [\n{lines}\n]}}\n'
+    return f'{{"format": "kvq-page-vectors", "version": "2.2", "vectors": [\n{lines}\n]}}\n'
 
 
 def main() -> int:

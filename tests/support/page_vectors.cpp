@@ -17,18 +17,42 @@ ScaleType type_of(const std::string& name) {
   throw Error{ErrorKind::unsupported, "page_vectors.json: scale_type " + name};
 }
 
-TensorPlan side_of(const Json& side) {
-  TensorPlan plan;
-  if (side.at("bits") == 16) return plan;
-  const bool affine = side.at("coder") == "affine";
-  plan.coder = UniformCoder{
-      .bits = side.at("bits"),
-      .group_size = side.at("group_size"),
+std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16)); }
+
+Coder coder_of(const Json& side) {
+  const std::string name = side.at("coder");
+  const int bits = side.at("bits"), group = side.value("group_size", 0);
+  const ScaleType type = type_of(side.at("scale_type"));
+  if (name == "codebook") return CodebookCoder{.bits = bits, .group_size = group, .scale_type = type};
+  if (name == "trellis") return TrellisCoder{.bits = bits, .group_size = group, .scale_type = type};
+  const bool affine = name == "affine";
+  return UniformCoder{
+      .bits = bits,
+      .group_size = group,
       .levels = affine ? UniformLevels::affine : UniformLevels::symmetric,
       .rule = affine ? ScaleRule::minmax : ScaleRule::absmax,
-      .scale_type = type_of(side.at("scale_type")),
+      .scale_type = type,
       .zero = side.value("zero", "float") == "integer" ? ZeroKind::integer : ZeroKind::floating,
   };
+}
+
+BitAllocation allocation_of(const Json& side) {
+  BitAllocation allocation;
+  const Json& heads = side.at("channel_bits");
+  for (const Json& head : heads)
+    for (const char digit : head.get<std::string>())
+      allocation.channel_bits.push_back(static_cast<std::uint8_t>(pattern_of(std::string(1, digit))));
+  if (side.at("scale_scope") == "row") allocation.segment_gain.assign(heads.size() * kGainWidths, 1.0f);
+  return allocation;
+}
+
+TensorPlan side_of(const Json& side) {
+  TensorPlan plan;
+  plan.rotation.scope = Scope::kv_head;
+  if (side.at("bits") == 16) return plan;
+  plan.coder = coder_of(side);
+  if (side.contains("channel_bits")) plan.allocation = allocation_of(side);
+  if (side.contains("centroids")) plan.centroids = Centroids{.count = side.at("centroids")};
   return plan;
 }
 
@@ -67,8 +91,6 @@ float number_of(ScaleType type, const std::string& hex) {
   return type == ScaleType::bf16 ? bf16_to_float(two) : f16_to_float(two);
 }
 
-std::uint16_t pattern_of(const std::string& hex) { return static_cast<std::uint16_t>(std::stoul(hex, nullptr, 16)); }
-
 PageVector::Row row_of(const Json& json, const PageVector& vector) {
   PageVector::Row row{
       .side = json.at("side") == "v" ? Side::v : Side::k,
@@ -76,6 +98,7 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
       .place = json.at(vector.in_pages ? "slot" : "position"),
       .codes = {},
       .numbers = {},
+      .index = {},
       .exact = {},
   };
   if (json.contains("values")) {
@@ -83,9 +106,13 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
     for (std::string word; words >> word;) row.exact.push_back(pattern_of(word));
     return row;
   }
-  for (const char digit : json.at("codes").get<std::string>())
-    row.codes.push_back(static_cast<std::uint8_t>(pattern_of(std::string(1, digit))));
-  const ScaleType type = scale_type(vector.side(row.side).coder);
+  const Coder& coder = vector.side(row.side).coder;
+  const std::string codes = json.at("codes");
+  const std::size_t digits = code_bits(coder) > 4 ? 2 : 1;
+  for (std::size_t at = 0; at < codes.size(); at += digits)
+    row.codes.push_back(static_cast<std::uint8_t>(pattern_of(codes.substr(at, digits))));
+  if (json.contains("index")) row.index = json.at("index").get<int>();
+  const ScaleType type = scale_type(coder);
   for (const char* field : {"scales", "minima", "zeros"})
     for (const Json& word : json.value(field, Json::array())) row.numbers.push_back(number_of(type, word));
   return row;
@@ -95,8 +122,8 @@ PageVector::Row row_of(const Json& json, const PageVector& vector) {
 
 std::vector<PageVector> parse_page_vectors(const std::string& text) {
   const Json file = parse_json(text, "page_vectors.json");
-  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "2.1")
-    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 2.1"};
+  if (file.at("format") != "kvq-page-vectors" || file.at("version") != "2.2")
+    throw Error{ErrorKind::unsupported, "page_vectors.json: expected kvq-page-vectors 2.2"};
   std::vector<PageVector> vectors;
   for (const Json& json : file.at("vectors")) {
     PageVector vector{

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,13 @@ struct PageVector {
     int head = 0;
     int place = 0;                     ///< slot in the page; position if in a slot of exact rows
     std::vector<std::uint8_t> codes;   ///< [D]; empty for exact rows
-    std::vector<float> numbers;        ///< [G] scales, then for affine [G] minima or zero points
+    std::vector<float> numbers;        ///< of the head's row: scales, then for affine minima or zero points
+    std::optional<int> index;          ///< of the centroid
     std::vector<std::uint16_t> exact;  ///< [D] bfloat16; empty for quantized rows
   };
 
   std::string name, why;
-  LayerPlan plan;         ///< symmetric sides have the rule absmax
+  LayerPlan plan;         ///< not valid: symmetric sides have the rule absmax, codebooks and centroids no numbers
   bool in_pages = true;   ///< false: a sink slot or a ring
   PageLayout pages = {};  ///< of exact rows: with 16 tokens
   WindowLayout windows = {};

@@ -4,6 +4,9 @@
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 
+#include <algorithm>
+#include <vector>
+
 namespace kvq {
 
 namespace {
@@ -55,9 +58,64 @@ void for_each_number(const Tile<Byte>& tile, const Action& action) {
 }
 
 void check_row(const TileSide& side, ScaleType type, std::size_t codes, std::size_t numbers) {
-  KVQ_ASSERT(!side.exact() && scale_bytes(type) == side.number_size);
+  KVQ_ASSERT(!side.exact() && !side.is_bits() && scale_bytes(type) == side.number_size);
   KVQ_ASSERT(codes == static_cast<std::size_t>(side.head_dim) &&
              numbers == static_cast<std::size_t>(side.groups() * side.numbers));
+}
+
+/// Calls action(bytes of a number, its index in the row) for all numbers of a row in bit tiles.
+template <typename Byte, typename Action>
+void for_each_row_number(const Tile<Byte>& tile, const Action& action) {
+  for (int number = 0; number < tile.format.numbers; ++number)
+    action(tile.bytes.subspan(static_cast<std::size_t>(number_offset(tile.format, tile.token, 0, number)),
+                              static_cast<std::size_t>(tile.format.number_size)),
+           static_cast<std::size_t>(number));
+}
+
+/// Byte y of a row in bit tiles.
+template <typename Byte>
+Byte& row_byte(const Tile<Byte>& tile, int y) {
+  const int offset = tile.side == Side::v ? value_byte_offset(tile.format, tile.token, y)
+                                          : key_word_offset(tile.format, tile.token, y / 4) + y % 4;
+  return tile.bytes[static_cast<std::size_t>(offset)];
+}
+
+/// Calls action(channel, bit of its code, bit of the row) for all bits of all codes.
+template <typename Action>
+void for_each_code_bit(std::span<const BitSegment> segments, Side side, const Action& action) {
+  for (const BitSegment& segment : segments)
+    for (int channel = 0; channel < segment.channels; ++channel)
+      for (int bit = 0; bit < segment.bits; ++bit)
+        action(static_cast<std::size_t>(segment.first_channel + channel), bit,
+               side == Side::v ? value_bit(segment, channel, bit) : key_bit(segment, channel, bit));
+}
+
+/// Width of each channel, 0 in channels of no segment.
+std::vector<int> widths_of(std::span<const BitSegment> segments, int dim) {
+  std::vector<int> widths(static_cast<std::size_t>(dim), 0);
+  for (const BitSegment& segment : segments)
+    for (int channel = 0; channel < segment.channels; ++channel)
+      widths[static_cast<std::size_t>(segment.first_channel + channel)] = segment.bits;
+  return widths;
+}
+
+void check_bit_row(const TileSide& side, ScaleType type, std::span<const BitSegment> segments, std::size_t codes,
+                   std::size_t numbers) {
+  KVQ_ASSERT(side.is_bits() && scale_bytes(type) == side.number_size);
+  KVQ_ASSERT(codes == static_cast<std::size_t>(side.head_dim) && numbers <= static_cast<std::size_t>(side.numbers));
+  for (const BitSegment& segment : segments) {
+    KVQ_ASSERT(segment.bits >= 1 && segment.bits <= 8 && segment.first_channel >= 0 && segment.channels >= 0 &&
+               segment.first_channel + segment.channels <= side.head_dim);
+    KVQ_ASSERT(segment.first_bit >= 0 && segment.first_bit + segment.channels * segment.bits <= 32 * side.row_words);
+  }
+}
+
+/// The bytes of a token's index.
+template <typename Byte>
+std::span<Byte> index_of(const Tile<Byte>& tile) {
+  KVQ_ASSERT(tile.format.index_bytes > 0);
+  return tile.bytes.subspan(static_cast<std::size_t>(index_offset(tile.format, tile.token)),
+                            static_cast<std::size_t>(tile.format.index_bytes));
 }
 
 void store_exact(float x, std::span<std::byte> all, std::int64_t offset) {
@@ -114,6 +172,53 @@ void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head
   }
   for_each_number(tile,
                   [&](std::span<const std::byte> at, std::size_t i) { load_numbers(type, at, numbers.subspan(i, 1)); });
+}
+
+void store_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
+                    std::span<const BitSegment> segments, std::span<const std::uint8_t> codes,
+                    std::span<const float> numbers, std::span<std::byte> page) {
+  const Tile<std::byte> tile = tile_of(layout, side, head, slot, page);
+  check_bit_row(tile.format, type, segments, codes.size(), numbers.size());
+  const std::vector<int> widths = widths_of(segments, tile.format.head_dim);
+  for (std::size_t channel = 0; channel < codes.size(); ++channel)
+    KVQ_ASSERT(codes[channel] <= mask_of(widths[channel]));
+  for (int y = 0; y < 4 * tile.format.row_words; ++y) row_byte(tile, y) = std::byte{0};
+  for_each_code_bit(segments, side, [&](std::size_t channel, int bit, int place) {
+    row_byte(tile, place / 8) |= static_cast<std::byte>((codes[channel] >> bit & 1) << place % 8);
+  });
+  for_each_row_number(tile, [&](std::span<std::byte> at, std::size_t i) {
+    const float none = 0.0f;
+    store_numbers(type, i < numbers.size() ? numbers.subspan(i, 1) : std::span{&none, 1}, at);
+  });
+}
+
+void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
+                   std::span<const BitSegment> segments, std::span<const std::byte> page, std::span<std::uint8_t> codes,
+                   std::span<float> numbers) {
+  const Tile<const std::byte> tile = tile_of(layout, side, head, slot, page);
+  check_bit_row(tile.format, type, segments, codes.size(), numbers.size());
+  std::fill(codes.begin(), codes.end(), std::uint8_t{0});
+  for_each_code_bit(segments, side, [&](std::size_t channel, int bit, int place) {
+    const unsigned is_set = std::to_integer<unsigned>(row_byte(tile, place / 8)) >> place % 8 & 1u;
+    codes[channel] = static_cast<std::uint8_t>(codes[channel] | is_set << bit);
+  });
+  for_each_row_number(tile, [&](std::span<const std::byte> at, std::size_t i) {
+    if (i < numbers.size()) load_numbers(type, at, numbers.subspan(i, 1));
+  });
+}
+
+void store_page_index(const PageLayout& layout, Side side, int head, int slot, int centroid,
+                      std::span<std::byte> page) {
+  const std::span<std::byte> index = index_of(tile_of(layout, side, head, slot, page));
+  KVQ_ASSERT(centroid >= 0 && centroid < 1 << 8 * index.size());
+  for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::byte>(centroid >> 8 * i & 0xff);
+}
+
+int load_page_index(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page) {
+  const std::span<const std::byte> index = index_of(tile_of(layout, side, head, slot, page));
+  int centroid = 0;
+  for (std::size_t i = 0; i < index.size(); ++i) centroid |= std::to_integer<int>(index[i]) << 8 * i;
+  return centroid;
 }
 
 void store_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const float> row,

@@ -14,6 +14,7 @@
 /// index is out of range.
 namespace kvq {
 
+/// A row in code tiles.
 /// @param type     of the numbers; its bytes are those of the side's numbers
 /// @param slot     of the page, 0 .. page_size - 1
 /// @param codes    [D], each below 2^bits
@@ -24,7 +25,23 @@ void store_page_row(const PageLayout& layout, Side side, ScaleType type, int hea
 void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
                    std::span<const std::byte> page, std::span<std::uint8_t> codes, std::span<float> numbers);
 
-/// The same for a side that is exact in pages. @param row  [D] x_rot, rounded to bfloat16
+/// A row in bit tiles. Bits and numbers of the side's rows that this head does not have are stored as zero.
+/// @param segments  of the head: bit_segments()
+/// @param codes     [D], each below 2^width of its segment; 0 in channels of no segment
+/// @param numbers   [n], those of the head's row in the order of packing.md; n is at most the numbers of the side
+void store_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
+                    std::span<const BitSegment> segments, std::span<const std::uint8_t> codes,
+                    std::span<const float> numbers, std::span<std::byte> page);
+void load_page_row(const PageLayout& layout, Side side, ScaleType type, int head, int slot,
+                   std::span<const BitSegment> segments, std::span<const std::byte> page, std::span<std::uint8_t> codes,
+                   std::span<float> numbers);
+
+/// The index of a row's centroid, in code tiles and in bit tiles of a side that has indices.
+/// @param centroid  0 .. 255, or 65535 if an index has two bytes
+void store_page_index(const PageLayout& layout, Side side, int head, int slot, int centroid, std::span<std::byte> page);
+int load_page_index(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page);
+
+/// A row of a side that is exact in pages. @param row  [D] x_rot, rounded to bfloat16
 void store_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const float> row,
                     std::span<std::byte> page);
 void load_page_row(const PageLayout& layout, Side side, int head, int slot, std::span<const std::byte> page,

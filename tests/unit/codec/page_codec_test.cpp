@@ -13,8 +13,10 @@
 #include <catch2/catch.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <set>
 #include <string>
 
@@ -53,13 +55,26 @@ void check_page(const test::PageVector& vector) {
       CHECK(test::first_bit_difference(back, values) == "");
       continue;
     }
-    const ScaleType type = scale_type(vector.side(row.side).coder);
-    store_page_row(layout, row.side, type, row.head, row.place, row.codes, row.numbers, page);
+    const TensorPlan& plan = vector.side(row.side);
+    const ScaleType type = scale_type(plan.coder);
     std::vector<std::uint8_t> codes_back(row.codes.size(), 255);
     std::vector<float> numbers_back(row.numbers.size());
-    load_page_row(layout, row.side, type, row.head, row.place, vector.bytes, codes_back, numbers_back);
+    const TileSide& tiles = row.side == Side::v ? layout.v : layout.k;
+    if (tiles.is_bits()) {
+      const std::vector<BitSegment> segments = bit_segments(plan, row.head, tiles.head_dim);
+      REQUIRE(row_layout(plan, row.head, tiles.head_dim).num_numbers == static_cast<int>(row.numbers.size()));
+      store_page_row(layout, row.side, type, row.head, row.place, segments, row.codes, row.numbers, page);
+      load_page_row(layout, row.side, type, row.head, row.place, segments, vector.bytes, codes_back, numbers_back);
+    } else {
+      store_page_row(layout, row.side, type, row.head, row.place, row.codes, row.numbers, page);
+      load_page_row(layout, row.side, type, row.head, row.place, vector.bytes, codes_back, numbers_back);
+    }
     CHECK(codes_back == row.codes);
     CHECK(test::first_bit_difference(numbers_back, row.numbers) == "");
+    REQUIRE(row.index.has_value() == (tiles.index_bytes > 0));
+    if (!row.index) continue;
+    store_page_index(layout, row.side, row.head, row.place, *row.index, page);
+    CHECK(load_page_index(layout, row.side, row.head, row.place, vector.bytes) == *row.index);
   }
   CHECK(first_difference(page, vector.bytes) == "");
 }
@@ -181,7 +196,7 @@ TEST_CASE("Pages and windows have the written bytes, and written bytes give the 
     names.insert(vector.name);
     vector.in_pages ? check_page(vector) : check_windows(vector);
   }
-  CHECK(names.size() >= 20);
+  CHECK(names.size() >= 45);
 }
 
 TEST_CASE("Coded rows survive a full page of every format", "[codec]") {
@@ -345,5 +360,215 @@ TEST_CASE("Places outside a page and rows of another format are a caller's mista
         refused(0, 0, codes, 2, page.size(), ScaleType::fp32)})
     CHECK_THAT(text, StartsWith("internal: "));
   CHECK_THAT(test::error_text([&] { store_page_row(layout, Side::k, 0, 0, std::vector<float>(128), page); }),
+             StartsWith("internal: "));
+}
+
+// Bit tiles
+
+namespace {
+
+/// A side of random rows that only bit tiles hold, or that code tiles hold with indices.
+TensorPlan random_side(int dim, int heads, test::Random& random) {
+  const auto below = [&](int n) { return static_cast<int>(random.bits() % static_cast<std::uint64_t>(n)); };
+  const ScaleType type =
+      std::array{ScaleType::fp16, ScaleType::bf16, ScaleType::fp32}[static_cast<std::size_t>(below(3))];
+  TensorPlan plan;
+  plan.rotation.scope = Scope::kv_head;
+  if (below(2)) plan.centroids = Centroids{.count = below(2) ? 256 : 257};
+  if (below(2)) {
+    BitAllocation allocation;
+    for (int head = 0; head < heads; ++head) {
+      const int most = below(9);
+      const auto first = static_cast<std::ptrdiff_t>(allocation.channel_bits.size());
+      for (int channel = 0; channel < dim; ++channel)
+        allocation.channel_bits.push_back(static_cast<std::uint8_t>(below(most + 1)));
+      std::sort(allocation.channel_bits.begin() + first, allocation.channel_bits.end(), std::greater<>{});
+    }
+    if (below(2)) allocation.segment_gain.assign(static_cast<std::size_t>(heads * kGainWidths), 1.0f);
+    plan.allocation = allocation;
+    plan.coder = CodebookCoder{.bits = 8, .group_size = 0, .scale_type = type};
+    return plan;
+  }
+  const int group = below(2) ? dim : dim / 2, bits = 1 + below(8);
+  switch (below(3)) {
+    case 0: plan.coder = TrellisCoder{.bits = bits, .group_size = group, .scale_type = type}; break;
+    case 1: plan.coder = UniformCoder{.bits = bits, .group_size = group, .scale_type = type}; break;
+    default:
+      plan.coder = UniformCoder{.bits = bits, .group_size = group, .scale_type = type, .zero = ZeroKind::integer};
+  }
+  return plan;
+}
+
+struct BitRow {
+  std::vector<BitSegment> segments;
+  std::vector<std::uint8_t> codes;
+  std::vector<float> numbers;
+  int centroid = 0;
+};
+
+/// A row whose codes and numbers are random.
+BitRow random_row(const TensorPlan& plan, int head, int dim, test::Random& random) {
+  BitRow row{bit_segments(plan, head, dim), std::vector<std::uint8_t>(static_cast<std::size_t>(dim), 0), {}};
+  for (const BitSegment& segment : row.segments)
+    for (int i = 0; i < segment.channels; ++i)
+      row.codes[static_cast<std::size_t>(segment.first_channel + i)] =
+          static_cast<std::uint8_t>(random.bits() & ((1u << segment.bits) - 1));
+  for (int i = 0; i < row_layout(plan, head, dim).num_numbers; ++i)
+    row.numbers.push_back(static_cast<float>(random.bits() % 255) - 127.0f);  // all scale types hold it
+  if (plan.centroids) row.centroid = static_cast<int>(random.bits() % static_cast<unsigned>(plan.centroids->count));
+  return row;
+}
+
+LayerPlan random_layer(std::uint64_t seed) {
+  test::Random random(seed);
+  const auto random_dim = [&] {
+    const auto bits = static_cast<int>(random.bits() % 480);
+    return bits % 3 ? 2 * (1 + bits / 6) : 64 * (1 + bits % 4);  // whole steps every third time: code tiles, too
+  };
+  const int dim = random_dim(), v_dim = random_dim();
+  return {
+      .layer = 0,
+      .geometry = {.num_q_heads = 3, .num_kv_heads = 3, .head_dim = dim, .v_head_dim = v_dim, .softmax_scale = 1.0},
+      .k = random_side(dim, 3, random),
+      .v = random_side(v_dim, 3, random),
+  };
+}
+
+/// A layer's pages, and access to rows of both kinds of tiles.
+struct RandomPages {
+  LayerPlan plan;
+  PageLayout layout;
+  const TensorPlan& of(Side side) const { return side == Side::v ? *plan.v : plan.k; }
+  const TileSide& tiles(Side side) const { return side == Side::v ? layout.v : layout.k; }
+
+  void store(Side side, int head, int slot, const BitRow& row, std::vector<std::byte>& page) const {
+    const ScaleType type = scale_type(of(side).coder);
+    if (tiles(side).is_bits())
+      store_page_row(layout, side, type, head, slot, row.segments, row.codes, row.numbers, page);
+    else
+      store_page_row(layout, side, type, head, slot, row.codes, row.numbers, page);
+    if (of(side).centroids) store_page_index(layout, side, head, slot, row.centroid, page);
+  }
+  bool holds(Side side, int head, int slot, const BitRow& row, const std::vector<std::byte>& page) const {
+    const ScaleType type = scale_type(of(side).coder);
+    std::vector<std::uint8_t> codes(row.codes.size(), 255);
+    std::vector<float> numbers(row.numbers.size());
+    if (tiles(side).is_bits())
+      load_page_row(layout, side, type, head, slot, row.segments, page, codes, numbers);
+    else
+      load_page_row(layout, side, type, head, slot, page, codes, numbers);
+    return codes == row.codes && numbers == row.numbers &&
+           (!of(side).centroids || load_page_index(layout, side, head, slot, page) == row.centroid);
+  }
+};
+
+RandomPages random_pages(std::uint64_t seed, int page_size) {
+  const LayerPlan plan = random_layer(seed);
+  return {plan, page_layout_of(plan, page_size)};
+}
+
+}  // namespace
+
+TEST_CASE("Rows of random plans survive a full page, beside each other and over old bytes", "[codec][property]") {
+  int bit_sides = 0, code_sides = 0;
+  for (std::uint64_t seed = 1; seed <= 150; ++seed) {
+    const int page_size = seed % 2 ? 16 : 32;
+    const RandomPages pages = random_pages(seed, page_size);
+    INFO("seed " << seed << ": " << side_name(pages.layout.k, false) << ", " << side_name(pages.layout.v, false));
+    test::Random random(1000 + seed);
+    std::vector<std::byte> page = random_bytes(pages.layout.page_bytes(), seed);
+    std::vector<BitRow> rows;
+    const auto for_each_row = [&](const auto& visit) {
+      for (const Side side : kSides)
+        for (int head = 0; head < 3; ++head)
+          for (int slot = 0; slot < page_size; ++slot) visit(side, head, slot);
+    };
+    for_each_row([&](Side side, int head, int slot) {
+      rows.push_back(random_row(pages.of(side), head, pages.tiles(side).head_dim, random));
+      pages.store(side, head, slot, rows.back(), page);
+    });
+    std::size_t next = 0;
+    bool equal = true;
+    for_each_row(
+        [&](Side side, int head, int slot) { equal = equal && pages.holds(side, head, slot, rows[next++], page); });
+    CHECK(equal);
+    // The rows are all that a page has: another page with them has the same bytes.
+    std::vector<std::byte> again(page.size());
+    next = 0;
+    for_each_row([&](Side side, int head, int slot) { pages.store(side, head, slot, rows[next++], again); });
+    CHECK(first_difference(again, page) == "");
+    for (const Side side : kSides) ++(pages.tiles(side).is_bits() ? bit_sides : code_sides);
+  }
+  CHECK((bit_sides >= 200 && code_sides >= 5));
+}
+
+TEST_CASE("Storing a row in bit tiles sets all bits of its words, numbers and index, and no other", "[codec]") {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    const RandomPages pages = random_pages(seed, 32);
+    INFO("seed " << seed << ": " << side_name(pages.layout.k, false) << ", " << side_name(pages.layout.v, false));
+    test::Random random(seed);
+    for (const Side side : kSides)
+      for (const int slot : {0, 9, 31}) {
+        const BitRow row = random_row(pages.of(side), 1, pages.tiles(side).head_dim, random);
+        check_own_bits(random_bytes(pages.layout.page_bytes(), 11), pages.tiles(side).bytes() / kTileTokens * 8,
+                       [&](std::vector<std::byte>& page) { pages.store(side, 1, slot, row, page); });
+      }
+  }
+}
+
+TEST_CASE("Bits and numbers that a head does not have are zero", "[codec]") {
+  LayerPlan plan = layer_plan({64, 2, 64, UniformLevels::symmetric, ScaleType::fp16});
+  BitAllocation allocation;
+  allocation.channel_bits.assign(64, 6);
+  allocation.channel_bits.resize(128, 0);
+  allocation.channel_bits[63] = 1;  // head 0: 63 channels of 6 bits, 1 of 1
+  allocation.channel_bits[64] = 3;  // head 1: one channel of 3 bits
+  plan.k.allocation = allocation;
+  plan.k.rotation.scope = Scope::kv_head;
+  const PageLayout layout = page_layout_of(plan, 16);
+  CHECK(side_name(layout.k, false) == "w12n2");
+  std::vector<std::byte> page(static_cast<std::size_t>(layout.page_bytes()), std::byte{0xff});
+  std::vector<std::uint8_t> codes(64, 0);
+  codes[0] = 7;
+  for (int slot = 0; slot < 16; ++slot)
+    store_page_row(layout, Side::k, ScaleType::fp16, 1, slot, bit_segments(plan.k, 1, 64), codes,
+                   std::vector<float>{1.0f}, page);
+  const auto tile = std::span{page}.subspan(static_cast<std::size_t>(layout.key_tile(1, 0)));
+  int bits = 0;
+  for (int byte = 0; byte < layout.k.bytes(); ++byte)
+    bits += std::popcount(std::to_integer<unsigned>(tile[static_cast<std::size_t>(byte)]));
+  CHECK(bits == 16 * (3 + 4));  // fp16 1.0 is 0x3c00
+}
+
+TEST_CASE("Rows that do not go with the tiles of bits are a caller's mistake", "[codec]") {
+  LayerPlan plan = layer_plan({64, 1, 64, UniformLevels::symmetric, ScaleType::fp16});
+  plan.v->centroids = Centroids{.count = 8};
+  const PageLayout layout = page_layout_of(plan, 16);
+  std::vector<std::byte> page(static_cast<std::size_t>(layout.page_bytes()));
+  const std::vector<BitSegment> whole = bit_segments(plan.k, 0, 64);
+  const auto refused = [&](const std::vector<BitSegment>& segments, const std::vector<std::uint8_t>& codes,
+                           std::size_t numbers, ScaleType type = ScaleType::fp16, int slot = 0) {
+    return test::error_text([&] {
+      store_page_row(layout, Side::k, type, 0, slot, segments, codes, std::vector<float>(numbers, 0.0f), page);
+    });
+  };
+  const std::vector<std::uint8_t> ones(64, 1), twos(64, 2), few(63, 0);
+  CHECK(refused(whole, ones, 1) == "no error");
+  CHECK(refused(whole, ones, 0) == "no error");  // a head without numbers
+  const std::vector<BitSegment> half = {{1, 0, 32, 0}}, beyond = {{1, 0, 65, 0}}, wide = {{2, 0, 64, 0}},
+                                late = {{1, 0, 64, 1}}, none = {{0, 0, 64, 0}};
+  for (const std::string& text :
+       {refused(whole, twos, 1), refused(whole, few, 1), refused(whole, ones, 2), refused(half, ones, 1),
+        refused(beyond, ones, 1), refused(wide, ones, 1), refused(late, ones, 1), refused(none, ones, 1),
+        refused(whole, ones, 1, ScaleType::fp32), refused(whole, ones, 1, ScaleType::fp16, 16)})
+    CHECK_THAT(text, StartsWith("internal: "));
+  const auto index_refused = [&](Side side, int centroid) {
+    return test::error_text([&] { store_page_index(layout, side, 0, 0, centroid, page); });
+  };
+  CHECK(index_refused(Side::v, 255) == "no error");
+  for (const std::string& text : {index_refused(Side::v, 256), index_refused(Side::v, -1), index_refused(Side::k, 0)})
+    CHECK_THAT(text, StartsWith("internal: "));
+  CHECK_THAT(test::error_text(
+                 [&] { store_page_row(layout, Side::k, ScaleType::fp16, 0, 0, ones, std::vector<float>(1), page); }),
              StartsWith("internal: "));
 }

@@ -291,3 +291,119 @@ TEST_CASE("Of each chunk of turned values, the four lanes of a row have two neig
     }
   }
 }
+
+// Bit tiles
+
+namespace {
+
+/// Bit tiles of all numbers of words, with numbers and indices of all sizes.
+std::vector<TileSide> bit_sides() {
+  std::vector<TileSide> sides;
+  for (int words = 1; words <= 40; ++words)
+    sides.push_back({.head_dim = 40,
+                     .bits = 0,
+                     .group_size = 40,
+                     .numbers = words % 6,
+                     .number_size = words % 2 ? 2 : 4,
+                     .row_words = words,
+                     .index_bytes = words % 3});
+  return sides;
+}
+
+std::string bits_name(const TileSide& side) {
+  return std::to_string(side.row_words) + " words, " + std::to_string(side.numbers) + " numbers";
+}
+
+}  // namespace
+
+TEST_CASE("Every bit, number and index of a bit tile has bits of its own, and a tile has no others", "[plan]") {
+  for (const TileSide& side : bit_sides())
+    for (const Side which : kSides) {
+      INFO(bits_name(side) << ", " << plural(which));
+      BitCount taken(side.bytes());
+      for (int token = 0; token < kTileTokens; ++token) {
+        for (int byte = 0; byte < 4 * side.row_words; ++byte) {
+          const int at = which == Side::v ? value_byte_offset(side, token, byte)
+                                          : key_word_offset(side, token, byte / 4) + byte % 4;
+          REQUIRE(at < side.code_bytes());
+          taken.take(at, 0, 8);
+        }
+        for (int number = 0; number < side.numbers; ++number)
+          taken.take(number_offset(side, token, 0, number), 0, 8 * side.number_size);
+        if (side.index_bytes > 0) taken.take(index_offset(side, token), 0, 8 * side.index_bytes);
+      }
+      CHECK(taken.each_once());
+      CHECK(side.bytes() % 16 == 0);
+    }
+}
+
+TEST_CASE("Code tiles with indices have no other bits either", "[plan]") {
+  for (const int index_bytes : {1, 2}) {
+    const TileSide side{.head_dim = 128, .bits = 2, .group_size = 64, .numbers = 2, .index_bytes = index_bytes};
+    BitCount taken(side.bytes());
+    taken.take(0, 0, 8 * (side.code_bytes() + side.number_bytes()));
+    for (int token = 0; token < kTileTokens; ++token) taken.take(index_offset(side, token), 0, 8 * index_bytes);
+    CHECK(taken.each_once());
+  }
+}
+
+TEST_CASE("The codes of a segment fill its bits, unit by unit", "[plan]") {
+  for (int bits = 1; bits <= 8; ++bits)
+    for (const int channels : {1, 7, 31, 32, 33, 64, 95, 128}) {
+      INFO(channels << " channels of " << bits << " bits");
+      const BitSegment segment{.bits = bits, .first_channel = 5, .channels = channels, .first_bit = 77};
+      std::vector<int> keys(static_cast<std::size_t>(channels * bits), 0), values(keys);
+      for (int channel = 0; channel < channels; ++channel)
+        for (int bit = 0; bit < bits; ++bit) {
+          const int key = key_bit(segment, channel, bit) - 77, value = value_bit(segment, channel, bit) - 77;
+          ++keys.at(static_cast<std::size_t>(key));
+          ++values.at(static_cast<std::size_t>(value));
+          CHECK((key / (kUnitChannels * bits) == channel / kUnitChannels &&
+                 value / (kUnitChannels * bits) == channel / kUnitChannels));
+        }
+      CHECK((keys == std::vector<int>(keys.size(), 1) && values == keys));
+    }
+}
+
+TEST_CASE("Codes of values are cut into fields of 8, 4, 2 and 1 bits, the widest one lowest", "[plan]") {
+  const std::vector<std::vector<int>> widths = {{1}, {2}, {2, 1}, {4}, {4, 1}, {4, 2}, {4, 2, 1}, {8}};
+  for (int bits = 1; bits <= 8; ++bits) {
+    int first = 0;
+    for (const int width : widths[static_cast<std::size_t>(bits - 1)]) {
+      for (int bit = first; bit < first + width; ++bit) {
+        INFO("bit " << bit << " of " << bits);
+        CHECK((code_field(bits, bit).first == first && code_field(bits, bit).width == width));
+      }
+      first += width;
+    }
+    CHECK(first == bits);
+  }
+}
+
+TEST_CASE("Planes of a key's unit lie one behind the other, fields of a value's side by side", "[plan]") {
+  const BitSegment segment{.bits = 3, .first_channel = 0, .channels = 40, .first_bit = 0};
+  CHECK((key_bit(segment, 6, 0) == 6 && key_bit(segment, 6, 1) == 38 && key_bit(segment, 6, 2) == 70));
+  CHECK((value_bit(segment, 6, 0) == 12 && value_bit(segment, 6, 1) == 13 && value_bit(segment, 6, 2) == 70));
+  // The last unit has eight channels.
+  CHECK((key_bit(segment, 33, 0) == 97 && key_bit(segment, 33, 2) == 96 + 17));
+  CHECK((value_bit(segment, 33, 1) == 96 + 3 && value_bit(segment, 33, 2) == 96 + 17));
+}
+
+TEST_CASE("A lane of a bit tile finds the words of two tokens, or the bytes of four", "[plan]") {
+  const TileSide side{.head_dim = 64, .bits = 0, .group_size = 64, .numbers = 1, .row_words = 15};
+  for (int r = 0; r < 8; ++r)
+    for (int t = 0; t < 4; ++t) {
+      const int lane = 4 * r + t;
+      for (int i = 0; i < 4; ++i) {
+        CHECK(key_word_offset(side, r + i / 2 * 8, 2 * t + i % 2) == 16 * lane + 4 * i);
+        const int token = 2 * t + i / 2 + i % 2 * 8;
+        for (int word = 0; word < 4; ++word)
+          CHECK(value_byte_offset(side, token, r + 8 * word) == 16 * lane + 4 * word + i);
+        for (int word = 0; word < 2; ++word)
+          CHECK(value_byte_offset(side, token, 32 + r + 8 * word) == 512 + 8 * lane + 4 * word + i);
+      }
+      for (const int half : {0, 1}) CHECK(key_word_offset(side, r + 8 * half, 8 + t) == 512 + 8 * lane + 4 * half);
+    }
+  CHECK(key_word_offset(side, 11, 13) == 768 + (3 * 3 + 1) * 8 + 4);
+  CHECK(value_byte_offset(side, 11, 48 + 7) == 768 + (4 * 7 + 1) * 4 + 3);
+}
