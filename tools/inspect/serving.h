@@ -8,10 +8,11 @@
 
 namespace kvq {
 
-/// Layers that the runtime serves alike (plan/serving.h), with bfloat16 activations.
+/// Layers that the runtime serves alike (plan/serving.h), with bfloat16 activations, or does not serve for one reason:
+/// bit tiles of many sizes are one reason.
 struct ServingGroup {
   std::vector<int> layers;  ///< ascending
-  std::string format;       ///< "u2g64"; empty if pages do not hold the layers
+  std::string format;       ///< "u2g64"; empty if pages do not hold the layers, or hold them in several formats
   ServedBy served;
 };
 /// In the order of the first layer of each group.

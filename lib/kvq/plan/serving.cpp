@@ -51,31 +51,18 @@ bool maps_fit(const LayerPlan& plan) {
   return fits_slabs(plan.k, plan.geometry.head_dim) && fits_slabs(*plan.v, plan.geometry.v_head_dim);
 }
 
-/// Why no kernel takes a side's tiles; empty: kernels take them.
-std::string tile_fault(const TileSide& side, const std::string& format) {
-  if (tiles_have_kernels(side)) return "";
-  if (side.is_bits() && !kBitTileKernels) return fmt::format("tiles of bits ({}): no kernel yet", format);
-  return "indices of centroids: no kernel yet";
-}
-
-/// The faults of a layer's tiles, by side.
-struct TileFaults {
-  std::string k, v;
-  bool none() const { return k.empty() && v.empty(); }
-};
-TileFaults tile_faults(const LayerPlan& plan) {
+std::vector<TileFault> tile_faults(const LayerPlan& plan) {
   const PageLayout pages = page_layout_of(plan, kTileTokens);
-  const auto fault = [](const TileSide& side, const TensorPlan& of) {
-    return tile_fault(side, side_name(side, has_bfloat_scales(of)));
-  };
-  return {fault(pages.k, plan.k), fault(pages.v, *plan.v)};
-}
-
-/// "k: tiles of bits (w8n1): no kernel yet"; equal faults of both sides are said once.
-std::string text_of(const TileFaults& faults) {
-  if (faults.k == faults.v) return "k and v: " + faults.k;
-  if (faults.v.empty()) return "k: " + faults.k;
-  return (faults.k.empty() ? "" : "k: " + faults.k + "; ") + "v: " + faults.v;
+  std::vector<TileFault> faults;
+  for (const Side side : kSides) {
+    const TileSide& tiles = side == Side::v ? pages.v : pages.k;
+    if (tiles_have_kernels(tiles)) continue;
+    if (tiles.is_bits() && !kBitTileKernels)
+      faults.push_back({side, "tiles of bits", side_name(tiles, has_bfloat_scales(*plan.side(side)))});
+    else
+      faults.push_back({side, "indices of centroids", ""});
+  }
+  return faults;
 }
 
 }  // namespace
@@ -97,13 +84,23 @@ const char* to_string(KernelKind kind) {
 
 const char* to_string(Activation activation) { return activation == Activation::bf16 ? "bf16" : "fp16"; }
 
+std::string TileFault::text() const {
+  return what + (format.empty() ? "" : fmt::format(" ({})", format)) + ": no kernel yet";
+}
+
+std::string text_of(const std::vector<TileFault>& faults) {
+  if (faults.size() == 2 && faults[0].text() == faults[1].text()) return "k and v: " + faults[0].text();
+  std::vector<std::string> texts;
+  for (const TileFault& fault : faults) texts.push_back(fmt::format("{}: {}", name(fault.side), fault.text()));
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {
   ServedBy served{.refused = page_faults(plan)};
   if (!served.refused.empty()) return served;
-  if (const TileFaults faults = tile_faults(plan); !faults.none()) {
-    served.no_kernel = text_of(faults);
-    return served;
-  }
+  served.tiles = tile_faults(plan);
+  served.no_kernel = text_of(served.tiles);
+  if (!served.is_served()) return served;
   const LayerFormat format = format_of(plan, activation);
   if (!maps_fit(plan)) {
     served.no_kernel = "head_dim of a dense rotation: supported multiples of 32, found another";
@@ -117,11 +114,9 @@ ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const
 }
 
 void require_tile_kernels(const LayerPlan& plan) {
-  const TileFaults faults = tile_faults(plan);
   std::vector<std::string> texts;
-  for (const Side side : kSides)
-    if (const std::string& fault = side == Side::k ? faults.k : faults.v; !fault.empty())
-      texts.push_back(fmt::format("layer {} {}: {}", plan.layer, name(side), fault));
+  for (const TileFault& fault : tile_faults(plan))
+    texts.push_back(fmt::format("layer {} {}: {}", plan.layer, name(fault.side), fault.text()));
   if (!texts.empty()) throw Error{ErrorKind::unsupported, fmt::format("{}", fmt::join(texts, "; "))};
 }
 

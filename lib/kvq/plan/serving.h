@@ -19,9 +19,22 @@ enum class Activation : std::uint8_t { bf16, fp16 };
 inline constexpr std::array kActivations = {Activation::bf16, Activation::fp16};
 const char* to_string(Activation activation);
 
+/// A side whose tiles no kernel takes.
+struct TileFault {
+  Side side = Side::k;
+  std::string what;    ///< "tiles of bits", "indices of centroids"
+  std::string format;  ///< side_name() of tiles of bits, which says what a kernel needs; else empty
+  /// "tiles of bits (w8n1): no kernel yet"
+  std::string text() const;
+  bool operator==(const TileFault&) const = default;
+};
+/// "k: tiles of bits (w8n1): no kernel yet; v: ..."; equal faults of both sides are said once. Empty without faults.
+std::string text_of(const std::vector<TileFault>& faults);
+
 /// Whether and how the runtime serves a layer. `libkvq_runtime` decides the same when it loads an artifact.
 struct ServedBy {
   std::vector<PageFault> refused = {};  ///< why pages do not hold the layer; empty: pages hold it
+  std::vector<TileFault> tiles = {};    ///< sides whose tiles no kernel takes; no_kernel is their text
   std::string no_kernel = {};  ///< why no kernel takes the layer although pages hold it; empty: kernels take it
   std::array<KernelKind, kKernelVerbs.size()> kernels = {};  ///< by index(KernelVerb); of a served layer prefill may
                                                              ///< have none

@@ -131,6 +131,7 @@ TEST_CASE("Tiles of bits and indices of centroids have no kernels yet", "[plan]"
   CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet");
   CHECK(refusal(plan) == "unsupported: layer 1 k: tiles of bits (w20n2): no kernel yet");
   CHECK(cache_format_name(plan) == "w20n2/u2g128");
+  CHECK(served_by(plan, Activation::fp16).tiles == std::vector{TileFault{Side::k, "tiles of bits", "w20n2"}});
   plan.v->coder = TrellisCoder{};
   CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet; v: tiles of bits (w8n1): no kernel yet");
   plan.k.coder = CodebookCoder{};
