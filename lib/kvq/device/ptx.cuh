@@ -41,6 +41,27 @@ __device__ __forceinline__ void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/// c += a b; a [16, 32] signed bytes, b [32, 8] unsigned bytes.
+__device__ __forceinline__ void mma_m16n8k32_s8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/// c += the bits that are set in both; a [16, 256] and b [256, 8] bits.
+__device__ __forceinline__ void mma_m16n8k256_b1(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/// Likewise; a [16, 128] and b [128, 8] bits.
+__device__ __forceinline__ void mma_m16n8k128_b1(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
 /// c += a b; a [16, 16] and b [16, 8] bfloat16.
 __device__ __forceinline__ void mma_m16n8k16_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -67,6 +88,11 @@ __device__ __forceinline__ void mma_m16n8k8_bf16(float (&c)[4], u32 a0, u32 a1, 
   asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(b0));
+}
+
+/// Two words from shared memory, by one load that stays a load of two.
+__device__ __forceinline__ void ld_shared_v2(u32 address, u32& x, u32& y) {
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x), "=r"(y) : "r"(address) : "memory");
 }
 
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
@@ -112,6 +138,11 @@ __device__ __forceinline__ int derive_again(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+
+/// Returns x, as a number of its own to the compiler: products whose operands are copies share one set of registers,
+/// where the compiler would move the words for each product. Takes a multiplication, which the other pipe has time for.
+/// Blocks have one dimension.
+__device__ __forceinline__ u32 copied(u32 x) { return x * blockDim.y; }
 
 /// Keeps the branch that this stands in: the compiler must not turn the branch into selects.
 __device__ __forceinline__ void keep_branch() { asm volatile("" ::: "memory"); }

@@ -62,6 +62,7 @@ void multiply(ProductLane<Sum>* const (&lanes)[32], ReadA read_a, ReadB read_b) 
 
 inline int unsigned_byte(u32 word, int i) { return static_cast<int>(word >> (8 * i) & 0xFF); }
 inline int signed_byte(u32 word, int i) { return static_cast<std::int8_t>(word >> (8 * i)); }
+inline int bit_of(u32 word, int i) { return static_cast<int>(word >> i & 1); }
 inline double bfloat_half(u32 word, int i) {
   return static_cast<double>(__uint_as_float(i ? word & 0xFFFF0000u : word << 16));
 }
@@ -76,6 +77,18 @@ inline void mma_m16n8k32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b
 inline void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::exchange("mma u8 u8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
                      [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, unsigned_byte, unsigned_byte); });
+}
+inline void mma_m16n8k32_s8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma s8 u8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, signed_byte, unsigned_byte); });
+}
+inline void mma_m16n8k256_b1(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma b1 k256", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<32, 2, int>(lanes, bit_of, bit_of); });
+}
+inline void mma_m16n8k128_b1(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  emulator::exchange("mma b1 k128", ~0u, ProductLane<int>{c, {a0, a1, 0, 0}, {b0, 0}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<32, 1, int>(lanes, bit_of, bit_of); });
 }
 inline void mma_m16n8k16_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::exchange("mma bf16", ~0u, ProductLane<float>{c, {a0, a1, a2, a3}, {b0, b1}},
@@ -96,6 +109,11 @@ inline u32 pack_bf16(float x, float y) {
 }
 
 // ---- Fragments ---------------------------------------------------------------------------------------------------
+
+inline void ld_shared_v2(u32 address, u32& x, u32& y) {
+  const std::byte* from = shared_at(address, 8);
+  std::memcpy(&x, from, 4), std::memcpy(&y, from + 4, 4);
+}
 
 struct MatrixLane {
   u32 address;
@@ -142,6 +160,7 @@ inline float rcp_approx(float x) { return flushed(1.0f / flushed(x)); }
 inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(flushed(x)); }
 inline float sqrt_approx(float x) { return std::sqrt(flushed(x)); }
 inline int derive_again(int x) { return x; }
+inline u32 copied(u32 x) { return x; }
 inline void keep_branch() {}
 template <typename Params>
 void fetch_params(const Params&) {}

@@ -11,7 +11,7 @@ namespace kvq {
 template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
 struct SideTraits {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg;
-  static constexpr bool kBfloat = kBfloatArg;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false;
   KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kGroupParamsArg}; }
   static constexpr bool kExact = kBits == 16;
   static constexpr bool kAffine = kGroupParams == 2;
@@ -25,6 +25,25 @@ struct SideTraits {
   static_assert(kExact || kBits == 2 || kBits == 4);
   static_assert(kExact || (kGroup % 32 == 0 && kDim % kGroup == 0));
   static_assert(kExact || kDim * kBits % 128 == 0, "codes of each lane are whole words");
+};
+
+/// The format of one side in bit tiles whose rows are linear: a row is its scale times a matrix [D, B] times its bits,
+/// each +1/2 or -1/2 (BitBasis).
+/// @tparam kRowWordsArg  words of a row, B = 32 kRowWords bits
+template <int kDim, int kRowWordsArg, bool kBfloatArg = false>
+struct LinearSideTraits {
+  static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kExact = false, kAffine = false;
+  KVQ_HD static constexpr TileSide side() {
+    return {.head_dim = kDim, .bits = 0, .group_size = kDim, .numbers = 1, .row_words = kRowWordsArg};
+  }
+  static constexpr int kRowWords = kRowWordsArg, kRowBits = 32 * kRowWords;
+  static constexpr int kGroups = 1;
+  static constexpr float kLevels = 1.0f;  ///< a bit of 0 stands for half a level below zero
+  static_assert(kRowWords % 4 == 0, "chunks of eight and four words; a rest of one to three is not implemented");
+  static constexpr int kLongChunks = kRowWords / 8;       ///< of eight words
+  static constexpr int kChunks = (kRowWords + 7) / 8;     ///< with one of four words, if there is one
+  static constexpr int kPairs = kRowWords / 4;            ///< of values: pairs of a lane's words, for 16 bytes of a row
 };
 
 }  // namespace kvq

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/linear_rows.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 
 /// How a consumer warp attends with up to four rows, by integer tensor cores:
@@ -18,7 +19,7 @@ namespace kvq::decode {
 
 template <typename T>
 struct FourRowsState {
-  float out[T::kChannelBlocks][2];  ///< of each channel block, channels g and g + 8
+  float out[T::kSumBlocks][2];      ///< of each channel block, channels g and g + 8; of linear rows, bits
   float reference;                  ///< of the exponentials, in base 2: the largest score may be kSlack above
   float sum;                        ///< this lane's tokens only
   /// What the products with codes leave out. Affine: sum of p m; symmetric: sum of p s. This lane's tokens only.
@@ -55,6 +56,30 @@ struct FourRowsState {
     return reference == kMinusInf ? 0.0f : reference;
   }
 };
+
+/// Sums of the exact tokens of linear rows, in channels, where `out` has those of the coded ones, in bits. There are
+/// few exact tokens, so these sums lie in shared memory, each lane's for itself, and take no registers.
+template <typename T>
+struct FourRowsExact {
+  float2* sums;  ///< of the lane: channels g and g + 8 of channel block b at sums[32 b]; then `reference`, 0
+
+  /// Of the exponentials, when a stage was added last.
+  __device__ __forceinline__ float& reference() const { return sums[32 * T::kChannelBlocks].x; }
+  __device__ __forceinline__ void reset() const {
+#pragma unroll
+    for (int block = 0; block < T::kChannelBlocks; ++block) sums[32 * block] = make_float2(0.0f, 0.0f);
+    reference() = kMinusInf;
+  }
+  /// Factor of the sums, once exponentials are relative to another reference.
+  __device__ __forceinline__ float factor(float now) const {
+    return reference() == kMinusInf ? 0.0f : ptx::ex2(reference() - now);
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ FourRowsExact<T> exact_of(typename T::DecodeShared& shared, int warp, int lane) {
+  return {&shared.exact_sums[warp][0][lane]};
+}
 
 /// Sends each lane's two words, the high and the low parts of its head's weights, to the lanes that need them as
 /// columns of the second operand: column 2 t is the high part of head t, 2 t + 1 the low part. Lane 4 g + t gets column
@@ -159,7 +184,11 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
   float scores[2 * kTiles];
 #pragma unroll
   for (int u = 0; u < kTiles; ++u)
-    four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+    if constexpr (T::kLinear)
+      linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
+                       scores[2 * u + 1]);
+    else
+      four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
   const int row = lane & 3;
   if (p.logit_softcap > 0.0f) {
 #pragma unroll
@@ -190,9 +219,17 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     state.sum += scores[j];
   }
 
-  unsigned words[kTiles][2 * Side::kWords];
+  constexpr int kLaneWords = [] {
+    if constexpr (T::kLinear) return 2 * Side::kPairs;
+    else return 2 * Side::kWords;
+  }();
+  unsigned words[kTiles][kLaneWords];
 #pragma unroll
-  for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+  for (int u = 0; u < kTiles; ++u)
+    if constexpr (T::kLinear)
+      load_linear_values<Side>(values + u * Side::side().bytes(), lane, words[u]);
+    else
+      load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
 
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
@@ -238,6 +275,10 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
       columns[2 * pair] = __byte_perm(even, odd, 0x5410);
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
+    if constexpr (T::kLinear) {
+      add_linear_values<T>(words, columns, weight_scale, state.out);
+      continue;
+    } else {
     // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If kNested,
     // the mask keeps the slices above, too, and their integer product is subtracted.
     constexpr auto masked = [](unsigned word, int slice) {
@@ -267,6 +308,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
         }
       }
     }
+    }
   }
 }
 
@@ -275,7 +317,8 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 template <typename T>
 __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,
-                                                const FourRowsQuery<T>& query, FourRowsState<T>& state, int lane) {
+                                                const FourRowsQuery<T>& query, FourRowsState<T>& state,
+                                                const FourRowsExact<T>& exact, int lane) {
   const int first = info.first, begin = info.begin, end = info.end;
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
   const unsigned keys = ptx::shared_address(stage), values = keys + T::kExactBytes;
@@ -300,6 +343,8 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
   exchange(part_of(weight, false), part_of(weight, true), lane, even, odd);
   const unsigned column = __byte_perm(even, odd, 0x5410);
   // Values that no row sees may be anything. Those that only some rows see are finite, or make the others NaN, too.
+  float keep = 1.0f;  // of linear rows: factor of the sums so far
+  if constexpr (T::kLinear) keep = exact.factor(state.reference), exact.reference() = state.reference;
   const int position = first + 2 * t;
   unsigned mask = ~0u;
   if (first < begin || first + T::kExactTokens > end)
@@ -313,8 +358,13 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
     for (int i = 0; i < 2; ++i) {
       float c[4] = {};
       ptx::mma_m16n8k8_bf16(c, a[2 * i] & mask, a[2 * i + 1] & mask, column);
-      state.out[2 * pair + i][0] += c[0] + c[1];
-      state.out[2 * pair + i][1] += c[2] + c[3];
+      if constexpr (T::kLinear) {
+        float2& sum = exact.sums[32 * (2 * pair + i)];
+        sum = make_float2(fmaf(sum.x, keep, c[0] + c[1]), fmaf(sum.y, keep, c[2] + c[3]));
+      } else {
+        state.out[2 * pair + i][0] += c[0] + c[1];
+        state.out[2 * pair + i][1] += c[2] + c[3];
+      }
     }
   }
 }
@@ -339,8 +389,8 @@ struct FourRows {
   }
   __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
-                                               int lane) {
-    four_rows_exact<T>(p, stage, info, operand, query, state, lane);
+                                               const FourRowsExact<T>& exact, int lane) {
+    four_rows_exact<T>(p, stage, info, operand, query, state, exact, lane);
   }
   /// Makes the results of all rows NaN.
   __device__ __forceinline__ void poison() { state.sum = kNaN; }
@@ -354,7 +404,9 @@ struct FourRows {
 #pragma unroll
       for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
     }
-    if constexpr (!T::kExact) {
+    if constexpr (T::kLinear) {
+      finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
+    } else if constexpr (!T::kExact) {
 #pragma unroll
       for (int block = 0; block < T::kChannelBlocks; ++block)
 #pragma unroll
@@ -367,9 +419,19 @@ struct FourRows {
   template <typename F>
   __device__ __forceinline__ void for_each_value(int, int lane, F f) const {
 #pragma unroll
-    for (int block = 0; block < T::kChannelBlocks; ++block)
+    for (int block = 0; block < T::kSumBlocks; ++block)
 #pragma unroll
       for (int i = 0; i < 2; ++i) f(lane & 3, 16 * block + 8 * i + (lane >> 2), state.out[block][i]);
+  }
+  /// Likewise for the sums of exact tokens of linear rows, in channels.
+  template <typename F>
+  __device__ __forceinline__ void for_each_exact_value(const FourRowsExact<T>& exact, int lane, F f) const {
+    const float factor = exact.factor(state.reference);
+#pragma unroll
+    for (int block = 0; block < T::kChannelBlocks; ++block) {
+      const float2 sum = exact.sums[32 * block];
+      f(lane & 3, 16 * block + (lane >> 2), sum.x * factor), f(lane & 3, 16 * block + 8 + (lane >> 2), sum.y * factor);
+    }
   }
   /// Calls f(row, state) for the rows of each lane with lane / 4 = 0, after finish().
   template <typename F>

@@ -114,13 +114,18 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), next_parity);
       if (++next_buffer == T::kQueryBuffers) next_buffer = 0, next_parity ^= 1;
       attention.begin(shared.operands[buffer], lane);
+      if constexpr (T::kLinear) exact_of<T>(shared, warp, lane).reset();
     }
 
     // 3. A KV chunk, or none: an empty stage has flags only.
     if (!T::kExact && (info.flags & kStageCoded)) {
       if constexpr (!T::kExact) attention.attend_coded(p, shared.stages[stage], info, shared.operands[buffer], lane);
     } else if (info.flags & kStageExact) {
-      attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], lane);
+      if constexpr (T::kLinear)
+        attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], exact_of<T>(shared, warp, lane),
+                               lane);
+      else
+        attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], {}, lane);
     } else if (info.flags & kStageFaulty) {
       attention.poison();
     }
@@ -128,7 +133,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
     // 4. The end of the work tile, or of the split.
     if (info.flags & kStageLast) {
       attention.finish();
-      store_share<T>(p, shared, buffer, stage, warp, lane, attention, odd);
+      store_share<T>(p, shared, buffer, stage, warp, lane, attention, odd, info.flags);
       odd ^= 1;
     } else {
       // The threads of all consumer warps arrive at the last stage of each, so here those of one warp arrive as often.

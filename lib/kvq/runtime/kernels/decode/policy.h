@@ -48,13 +48,15 @@ struct DecodePolicy {
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
-constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows) {
+constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear) {
   DecodePolicy policy;
   if (head_dim <= 128) {
     policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
     policy.ring_bytes = 55296;  // formats with large stages: 7 x 9216 at most
     policy.query_buffers = 4, policy.combine_batch = 9;
     if (rows > 4) policy.registers = 128, policy.query_buffers = 2;  // queries of many rows take more shared memory
+    // Partial results have three times the numbers, and blocks have sums of exact tokens in shared memory.
+    if (linear) policy.query_buffers = 3, policy.combine_batch = 4, policy.rotate_registers = 128;
     if (rows == 16) policy.multiprocessor_blocks = 2, policy.registers = 168;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
@@ -64,7 +66,10 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows) {
   return policy;
 }
 
-/// @param rows  of a work tile: 4, 8 or 16
-constexpr DecodePolicy decode_policy(int head_dim, int rows) { return hopper_decode_policy(head_dim, rows); }
+/// @param rows    of a work tile: 4, 8 or 16
+/// @param linear  of kernels for linear rows
+constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false) {
+  return hopper_decode_policy(head_dim, rows, linear);
+}
 
 }  // namespace kvq

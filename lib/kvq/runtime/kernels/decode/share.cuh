@@ -4,7 +4,10 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/four_rows.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
+
+#include <type_traits>
 
 /// The end of a work tile in a block. A share is the sum of one consumer warp over its stages. The consumer warps store
 /// their shares in the stages that they read last, and merge them into one partial result in global memory: up to eight
@@ -14,12 +17,13 @@ namespace kvq::decode {
 /// Stores a consumer warp's share and merges all of them. All consumer warps call it, with neighboring stages.
 /// @param attention  FourRows or ManyRows
 /// @param odd        0 and 1 in turn: a consumer warp may store states while others still read the ones before
+/// @param flags      of the stage: kStageExactPart
 template <typename T, typename Attention>
 __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
-                                            int stage, int warp, int lane, const Attention& attention, unsigned odd) {
-  constexpr int kDim = T::kHeadDim, kQuads = kDim / 4;
+                                            int stage, int warp, int lane, const Attention& attention, unsigned odd,
+                                            int flags) {
   constexpr int kRows = T::kHeads / T::kRowBlocks;  // at a time
-  static_assert(kRows * kDim * 4 <= T::kStageBytes);
+  static_assert(kRows * T::kSums * 4 <= T::kStageBytes);
   // Channels are swizzled by row, because the rows that lanes store at once would otherwise have bank conflicts.
   constexpr int kRowsOfLane = T::kManyRows ? 2 : 1;  // neighboring rows
   const auto swizzle = [](int row) { return row / kRowsOfLane % 4 * 8; };
@@ -40,12 +44,10 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       const bool is_nan = state.sum != state.sum && state.empty();
       states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
     });
-#pragma unroll
-  for (int block = 0; block < T::kRowBlocks; ++block) {
-    if (block > 0) wait_for_consumers();  // all have read the rows before
-    attention.for_each_value(block, lane, [&](int row, int place, float value) {
-      share_of(warp)[row * kDim + (value_channel(T::VSide::side(), place) ^ swizzle(row))] = value;
-    });
+  // Merges the shares' rows of a row block, of so many values each, into those behind `first_value` in the partial
+  // result.
+  const auto merge_shares = [&](auto dim, int block, int first_value) {
+    constexpr int kDim = dim.value, kQuads = kDim / 4;
     wait_for_consumers();
 #pragma unroll
     for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads) {
@@ -62,9 +64,27 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       for (int w = 0; w < T::kConsumerWarps; ++w)
         add_scaled(values, merged.add(of_warp[w], ptx::ex2),
                    *reinterpret_cast<const float4*>(share_of(w) + in_block * kDim + ((4 * quad) ^ swizzle(in_block))));
-      reinterpret_cast<float4*>(partial.value[row])[quad] = values;
-      if (quad == 0) partial.state[row] = make_float2(merged.max, merged.sum);
+      reinterpret_cast<float4*>(partial.value[row] + first_value)[quad] = values;
+      if (quad == 0 && first_value == 0) partial.state[row] = make_float2(merged.max, merged.sum);
     }
+  };
+#pragma unroll
+  for (int block = 0; block < T::kRowBlocks; ++block) {
+    if (block > 0) wait_for_consumers();  // all have read the rows before
+    attention.for_each_value(block, lane, [&](int row, int place, float value) {
+      share_of(warp)[row * T::kSums + (value_channel(T::VSide::side(), place) ^ swizzle(row))] = value;
+    });
+    merge_shares(std::integral_constant<int, T::kSums>{}, block, 0);
+  }
+  if constexpr (T::kLinear) {
+    if (flags & kStageExactPart) {
+      wait_for_consumers();
+      attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
+        share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
+      });
+      merge_shares(std::integral_constant<int, T::kHeadDim>{}, 0, T::kSums);
+    }
+    if (warp == 0 && lane == 0) partial.has_exact = flags & kStageExactPart;
   }
   // All consumer threads have read the stages of all consumer warps. Each arrives for itself at all of them, because
   // racecheck does not follow a read through a block barrier to an arrival of another warp.

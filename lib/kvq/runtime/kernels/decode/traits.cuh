@@ -18,7 +18,8 @@ struct DecodeTraits {
   using Activation = ActivationArg;
   static constexpr int kHeadDim = KSide::kHeadDim;
   static constexpr bool kExact = KSide::kExact;
-  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
+  static constexpr bool kLinear = KSide::kLinear;  ///< rows of bits (linear_rows.cuh)
+  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact && VSide::kLinear == kLinear);
 
   static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
@@ -27,16 +28,29 @@ struct DecodeTraits {
   static constexpr bool kManyRows = kHeads > 4;         ///< many_rows.cuh, else four_rows.cuh
   static constexpr int kRowBlocks = (kHeads + 7) / 8;   ///< of eight rows, the columns of a product
   static constexpr int kChannelBlocks = kHeadDim / 16;  ///< of 16 channels, the rows of a product
+  static_assert(!kLinear || kHeads == 4, "linear rows have no kernel for many rows");
+  /// Blocks of 16 sums of weighted values: of channels, or of the bits of linear rows.
+  static constexpr int kSumBlocks = [] {
+    if constexpr (kLinear) return 8 * VSide::kPairs;
+    return kChannelBlocks;
+  }();
+  static constexpr int kSums = 16 * kSumBlocks;
+  /// Numbers of a row in a partial result: its sums. Linear rows have sums of exact tokens, of channels, behind them.
+  static constexpr int kRowValues = kSums + (kLinear ? kHeadDim : 0);
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
   /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
   /// the product of the higher slices, which is known already, is subtracted. So the lowest slice needs no mask.
   static constexpr bool nested() {
-    for (int block = 1; block < (kExact ? 0 : kChannelBlocks); ++block)
-      if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
-                                              value_step(VSide::side(), block - 1) / VSide::kStepsInGroup)
-        return false;
-    return !kExact;
+    if constexpr (kExact || kLinear) {
+      return false;
+    } else {
+      for (int block = 1; block < kChannelBlocks; ++block)
+        if (block % VSide::kPerByte != 0 && value_step(VSide::side(), block) / VSide::kStepsInGroup !=
+                                                value_step(VSide::side(), block - 1) / VSide::kStepsInGroup)
+          return false;
+      return true;
+    }
   }
   static constexpr bool kNested = nested();
 
@@ -58,7 +72,7 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads);
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear);
   static constexpr int kRegisters = kPolicy.registers;
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
   static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
@@ -73,7 +87,11 @@ struct DecodeTraits {
   static constexpr int kQueryBuffers = kLargeStage ? kPolicy.large_query_buffers : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
-  static constexpr int kSteps = kExact ? 1 : kHeadDim / 32;
+  static constexpr int kPlanes = 12;  ///< bits of a query's integers, for linear rows: even
+  static constexpr int kSteps = [] {
+    if constexpr (kLinear) return KSide::kChunks * (kPlanes / 2);
+    return kExact ? 1 : kHeadDim / 32;
+  }();
   /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
   static constexpr int kFours = kHeads / 4;
   /// Number of a row in the work tile: row `i` of the four with number `four`. Of many rows, a lane has rows 2 t and
@@ -82,11 +100,12 @@ struct DecodeTraits {
     return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : i;
   }
   /// Factor in the integer products of queries and coded keys: four rows do not shift the codes of odd slices.
-  static constexpr int kProductUnit = kManyRows || kExact ? 1 : 1 << KSide::kBits;
+  static constexpr int kProductUnit = kManyRows || kExact || kLinear ? 1 : 1 << KSide::kBits;
   /// Many rows: fp16 numbers whose sum is a weight. One is precise enough, except if results are fp16.
   static constexpr int kWeightParts = kManyRows && std::is_same_v<Activation, __half> ? 2 : 1;
   struct alignas(16) Operand {
-    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four.
+    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For linear
+    /// rows: of each chunk of words, the bits of the integers, two planes of all rows at a time.
     unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
     /// columns of one product.
@@ -105,8 +124,12 @@ struct DecodeTraits {
     }
   };
   /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
-  struct alignas(16) Partial {
-    float value[kHeads][kHeadDim];
+  struct NoExactPart {};
+  struct ExactPart {
+    int has_exact = 0;  ///< whether there are sums of exact tokens
+  };
+  struct alignas(16) Partial : std::conditional_t<kLinear, ExactPart, NoExactPart> {
+    alignas(16) float value[kHeads][kRowValues];
     float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
   };
   /// Description of a stage's KV chunk. An empty stage is neither coded nor exact: it has flags only.
@@ -114,7 +137,11 @@ struct DecodeTraits {
     int flags;              ///< kStage... and the work tile's query buffer
     int first, begin, end;  ///< position of the first token; visible positions
   };
-  struct DecodeShared {
+  struct NoExactSums {};
+  struct ExactSums {
+    float2 exact_sums[kConsumerWarps][kChannelBlocks + 1][32];  ///< of each lane (FourRowsExact)
+  };
+  struct DecodeShared : std::conditional_t<kLinear, ExactSums, NoExactSums> {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
     float2 states[2][kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share (store_share)
@@ -129,8 +156,9 @@ struct DecodeTraits {
 
 /// Flags of a stage. Each consumer warp's first and last stage of a work tile are marked; kStageEnd tells a warp to
 /// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN. Of a ragged stage,
-/// rows see different tokens.
+/// rows see different tokens. kStageExactPart: of linear rows, the block's part of the work tile has exact stages.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,
-              kStageRagged = 64, kStageBufferShift = 8;
+              kStageRagged = 64,
+              kStageExactPart = 128, kStageBufferShift = 8;
 
 }  // namespace kvq

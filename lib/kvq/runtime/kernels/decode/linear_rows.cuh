@@ -1,0 +1,121 @@
+#pragma once
+
+#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/group_params.cuh>
+#include <kvq/runtime/kernels/decode/common.cuh>
+
+/// What differs in four_rows.cuh if rows are linear (LinearSideTraits): x = s M b, with bits b of +1/2 and -1/2.
+///
+/// Keys: q . x = s (q' . b) with q' = q M, which the queries kernel has cut into integers of kPlanes bits. Plane by
+/// plane they are the second operand of binary products, which count bits that are set in both: two planes of each of
+/// four rows are the eight columns. The words of keys are the first operand as they lie in the tile, 256 bits of 16
+/// tokens at once. Lane 4 g + t gets for row t the counts of tokens g and g + 8, in columns 2 t (of the lower plane)
+/// and 2 t + 1.
+///
+/// Values: each byte of a word has eight bits of one token, and a mask leaves one of them, times a power of two.
+/// Accumulators are the sums of weights of bits, not of channels: 16 rows of a product are the same bit of 16
+/// neighboring bytes of the row (bit_of_place()).
+namespace kvq::decode {
+
+/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`.
+/// @param fragment  planes of the queries: of each chunk kPlanes / 2 pairs
+/// @param half_sum  half the sum of q', which a bit of 0 leaves out
+template <typename T>
+__device__ __forceinline__ void linear_scores(const unsigned char* tile, const unsigned (&fragment)[T::kSteps][2],
+                                              float half_sum, int lane, float& score0, float& score1) {
+  using Side = typename T::KSide;
+  constexpr int kPlanePairs = T::kPlanes / 2;
+  int counts[kPlanePairs][4] = {};
+#pragma unroll
+  for (int c = 0; c < Side::kChunks; ++c) {
+    const auto& planes = &fragment[c * kPlanePairs];
+    if (c < Side::kLongChunks) {
+      const uint4 a = *reinterpret_cast<const uint4*>(tile + c * 512 + lane * 16);
+      // Copies, because an operand takes neighboring registers in this order.
+      const unsigned a0 = ptx::copied(a.x), a1 = ptx::copied(a.z), a2 = ptx::copied(a.y), a3 = ptx::copied(a.w);
+#pragma unroll
+      for (int p = 0; p < kPlanePairs; ++p)
+        ptx::mma_m16n8k256_b1(counts[p], a0, a1, a2, a3, planes[p][0], planes[p][1]);
+    } else {
+      const uint2 a = *reinterpret_cast<const uint2*>(tile + c * 512 + lane * 8);
+#pragma unroll
+      for (int p = 0; p < kPlanePairs; ++p) ptx::mma_m16n8k128_b1(counts[p], a.x, a.y, planes[p][0]);
+    }
+  }
+  const GroupParams<Side> params(tile, 0, lane >> 2);
+  float scores[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    int product = counts[0][2 * i] + 2 * counts[0][2 * i + 1];
+#pragma unroll
+    for (int p = 1; p < kPlanePairs; ++p) {
+      const int high = p == kPlanePairs - 1 ? -2 : 2;  // the sign of two's complement
+      product += (counts[p][2 * i] << (2 * p)) + counts[p][2 * i + 1] * (high << (2 * p));
+    }
+    scores[i] = params.scale[i] * (static_cast<float>(product) - half_sum);
+  }
+  score0 = scores[0], score1 = scores[1];
+}
+
+/// Loads the lane's words of a tile of values, two at a time: with those of another tile they are a whole operand,
+/// which needs neighboring registers.
+template <typename Side>
+__device__ __forceinline__ void load_linear_values(const unsigned char* tile, int lane,
+                                                   unsigned (&words)[2 * Side::kPairs]) {
+  const unsigned from = ptx::shared_address(tile) + static_cast<unsigned>(lane * 16);
+#pragma unroll
+  for (int h = 0; h < 2 * Side::kLongChunks; ++h)
+    ptx::ld_shared_v2(from + static_cast<unsigned>(h / 2 * 512 + h % 2 * 8), words[2 * h], words[2 * h + 1]);
+  if constexpr (Side::kChunks > Side::kLongChunks)
+    ptx::ld_shared_v2(from + static_cast<unsigned>(Side::kLongChunks * 512 - lane * 8), words[4 * Side::kLongChunks],
+                      words[4 * Side::kLongChunks + 1]);
+}
+
+/// Adds weights of a stage's tokens to sums for each byte of the row. A mask leaves one bit of each byte of a word, so
+/// out[8 h + k] sums up 2^k times bit k. Two masks are saved: the sums k = 0 and 7 are those of the whole byte, as an
+/// unsigned and as a signed number. finish_linear_values() makes sums of bits of them.
+/// @param columns  of each tile: the second operand
+template <typename T, int kTiles>
+__device__ __forceinline__ void add_linear_values(const unsigned (&words)[kTiles][2 * T::VSide::kPairs],
+                                                  const unsigned (&columns)[kTiles], float weight_scale,
+                                                  float (&out)[T::kSumBlocks][2]) {
+#pragma unroll
+  for (int h = 0; h < T::VSide::kPairs; ++h)
+#pragma unroll
+    for (int bit = 0; bit < 8; ++bit) {
+      const unsigned mask = bit == 0 || bit == 7 ? ~0u : 0x01010101u << bit;
+      int sums[4] = {};
+#pragma unroll
+      for (int pair = 0; pair < kTiles / 2; ++pair) {
+        const unsigned a0 = words[2 * pair][2 * h] & mask, a1 = words[2 * pair][2 * h + 1] & mask,
+                       a2 = words[2 * pair + 1][2 * h] & mask, a3 = words[2 * pair + 1][2 * h + 1] & mask;
+        if (bit == 7)
+          ptx::mma_m16n8k32_s8u8(sums, a0, a1, a2, a3, columns[2 * pair], columns[2 * pair + 1]);
+        else
+          ptx::mma_m16n8k32_u8u8(sums, a0, a1, a2, a3, columns[2 * pair], columns[2 * pair + 1]);
+      }
+      float(&to)[2] = out[8 * h + bit];
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        to[i] = fmaf(static_cast<float>(sums[2 * i] * 256 + sums[2 * i + 1]), weight_scale, to[i]);
+    }
+}
+
+/// Makes sums of bits, each +1/2 or -1/2, of those that add_linear_values() leaves.
+/// @param half  half the sum of weights
+template <typename T>
+__device__ __forceinline__ void finish_linear_values(float (&out)[T::kSumBlocks][2], float half) {
+#pragma unroll
+  for (int h = 0; h < T::VSide::kPairs; ++h)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto sum = [&](int bit) -> float& { return out[8 * h + bit][i]; };
+      sum(7) = (sum(0) - sum(7)) * (1.0f / 2.0f);  // 2^7 bit 7: a signed byte is 2^8 smaller where it is set
+#pragma unroll
+      for (int bit = 1; bit < 8; ++bit) sum(0) -= sum(bit);
+#pragma unroll
+      for (int bit = 0; bit < 8; ++bit) sum(bit) = fmaf(sum(bit), 1.0f / static_cast<float>(1 << bit), -half);
+    }
+}
+
+}  // namespace kvq::decode
