@@ -15,7 +15,7 @@ def tuned_kernels(tests: bool = False) -> dict[str, list[dict]]:
         for activation in row["activations"]:
             heads = [n for n in row["heads"] if not tests or f"h{n}_{activation}" in row.get("tests", [])]
             kernels["decode"] += [{**sides, "heads": n, "activation": activation} for n in heads]
-            if heads:
+            if heads and "verbs" not in row:
                 kernels["quantize_write"].append({**sides, "activation": activation})
                 kernels["dequantize"].append({**sides, "activation": activation})
                 attention = {"head_dim": row["head_dim"], "activation": activation}

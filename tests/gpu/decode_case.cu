@@ -58,13 +58,24 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
       put_number(tile + exact_offset(side.head_dim, token, c), 2.0f * uniform(key + c) - 1.0f, true);
     return;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < 4 * side.piece_bytes(); i += static_cast<int>(blockDim.x)) {
-    const int lane = i / side.piece_bytes(), byte = i % side.piece_bytes();
-    tile[value ? value_code_offset(side, token, lane, byte) : key_code_offset(side, token, lane, byte)] =
-        static_cast<std::byte>(hash(key + i));
+  if (side.is_bits()) {
+    for (int i = static_cast<int>(threadIdx.x); i < side.row_words * (value ? 4 : 1);
+         i += static_cast<int>(blockDim.x)) {
+      if (value)
+        tile[value_byte_offset(side, token, i)] = static_cast<std::byte>(hash(key + i));
+      else
+        *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, i)) = hash(key + 2 * i) ^ hash(key + 2 * i + 1)
+                                                                                                       << 8;
+    }
+  } else {
+    for (int i = static_cast<int>(threadIdx.x); i < 4 * side.piece_bytes(); i += static_cast<int>(blockDim.x)) {
+      const int lane = i / side.piece_bytes(), byte = i % side.piece_bytes();
+      tile[value ? value_code_offset(side, token, lane, byte) : key_code_offset(side, token, lane, byte)] =
+          static_cast<std::byte>(hash(key + i));
+    }
   }
   for (int g = static_cast<int>(threadIdx.x); g < side.groups(); g += static_cast<int>(blockDim.x)) {
-    const float levels = static_cast<float>((1 << side.bits) - 1);
+    const float levels = side.is_bits() ? 3.0f : static_cast<float>((1 << side.bits) - 1);
     const int spread = value ? value_spread : 0;
     const auto token_hash = static_cast<unsigned>(hash(key + 4000));
     const float factor = ldexpf(1.0f, spread ? static_cast<int>(token_hash % (2 * spread + 1)) - spread : 0);
@@ -104,6 +115,41 @@ std::vector<float> random_rotations(int heads, int dim, bool transposed, std::mt
   return all;
 }
 
+/// Theta of each head with random columns, such that rows have channels of about the size of their scale.
+std::vector<float> random_bases(int heads, int dim, int row_bits, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0f, 2.0f / std::sqrt(static_cast<float>(row_bits)));
+  std::vector<float> all(static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim * row_bits));
+  for (float& x : all) x = normal(random);
+  return all;
+}
+
+/// Linear rows: bases, and rotations folded into them. They have dense rotations in the place of Hadamard blocks.
+plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
+                              std::mt19937& random) {
+  const int heads = c.num_kv_heads;
+  plain::PlainBases all;
+  const auto of_side = [&](const TileSide& side, CaseRotation rotation, bool value) {
+    std::vector<float> matrices;
+    if (rotation == CaseRotation::transform) {
+      const Transform made = random_transforms(heads, side.head_dim, kCaseCondition, c.seed + 100 * value);
+      matrices = value ? made.inverse : made.matrix;
+    } else if (rotation != CaseRotation::none) {
+      matrices = random_rotations(heads, side.head_dim, value, random);
+    }
+    const std::vector<float> bases = random_bases(heads, side.head_dim, 32 * side.row_words, random);
+    const int row_bits = 32 * side.row_words, both = row_bits + side.head_dim;
+    const std::vector<std::byte> fragments =
+        value ? matrix_fragments(linear_value_matrices(matrices, bases, side.head_dim, row_bits), both, side.head_dim)
+              : matrix_fragments(linear_query_matrices(matrices, bases, side.head_dim, row_bits), side.head_dim, both);
+    DeviceRotation made{.per_head = true};
+    if (!matrices.empty()) made.matrix = arena.put(matrices);
+    made.fragments = arena.put(fragments), (value ? all.v : all.k) = arena.put(bases);
+    return made;
+  };
+  cache.rotation_k = of_side(variant.k, c.rotation, false), cache.rotation_v = of_side(variant.v, c.rotation, true);
+  return all;
+}
+
 /// The result rounded to what the kernel writes.
 double rounded(double x, bool bf16) {
   return bf16 ? static_cast<double>(__bfloat162float(__float2bfloat16(static_cast<float>(x))))
@@ -111,8 +157,9 @@ double rounded(double x, bool bf16) {
 }
 
 template <typename Activation>
-void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int longest, Arena& arena,
-           std::vector<double>& out, std::vector<double>& lse, std::vector<double>& out32, std::vector<double>& lse32) {
+void plain(const DecodeParams& p, const PageLayout& layout, const plain::PlainBases& bases, bool bfloat_k,
+           bool bfloat_v, int longest, Arena& arena, std::vector<double>& out, std::vector<double>& lse,
+           std::vector<double>& out32, std::vector<double>& lse32) {
   const int tokens = p.tokens();
   const auto rows = static_cast<std::size_t>(tokens) * static_cast<std::size_t>(p.num_q_heads),
              elements = rows * static_cast<std::size_t>(layout.v.head_dim);
@@ -122,8 +169,8 @@ void plain(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool 
     Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
     Float* result = arena.take<Float>(elements, 0xFF);
     Float* sums = arena.take<Float>(rows, 0xFF);
-    run_kernel("plain_decode", plain::plain_decode<Float, Activation>, grid, 128, p, layout, bfloat_k, bfloat_v, scores,
-               longest, result, sums);
+    run_kernel("plain_decode", plain::plain_decode<Float, Activation>, grid, 128, p, layout, bases, bfloat_k, bfloat_v,
+               scores, longest, result, sums);
     const std::vector<Float> a = get(result, elements), b = get(sums, rows);
     o.assign(a.begin(), a.end());
     l.assign(b.begin(), b.end());
@@ -250,6 +297,8 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     p.cache.rotation_k = {0, true, nullptr, arena.put(of_keys), arena.put(rotation_fragments(of_keys, dim))};
     p.cache.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
+  plain::PlainBases bases;
+  if (variant.k.is_bits()) bases = make_linear(arena, c, variant, p.cache, random);
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));
@@ -273,9 +322,10 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     if (tokens == 0) return;
     std::vector<double> truth, lse, plain32, lse32;
     if (variant.bf16)
-      plain<__nv_bfloat16>(p, layout, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);
+      plain<__nv_bfloat16>(p, layout, bases, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32,
+                           lse32);
     else
-      plain<__half>(p, layout, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);
+      plain<__half>(p, layout, bases, variant.k_bfloat, variant.v_bfloat, longest, arena, truth, lse, plain32, lse32);
     const std::vector<unsigned short> found = get(out, elements);
     const std::vector<float> found_lse = get(p.lse, rows);
     double error = 0.0, error32 = 0.0, size = 0.0;

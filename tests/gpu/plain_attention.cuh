@@ -109,15 +109,43 @@ __device__ void rotate_plain(Float* row, Float* scratch, const DeviceRotation& r
   __syncthreads();
 }
 
-/// Rounds a rotated query to 16-bit integers of its largest channel: the step is largest / 32512.
+/// Rounds a rotated query to integers of its largest channel: the step is largest / most.
 template <typename Float>
-__device__ void round_query(Float* row, int dim) {
+__device__ void round_query(Float* row, int dim, Float most) {
   Float largest = 0;
   for (int c = 0; c < dim; ++c) largest = max(largest, abs(row[c]));
   __syncthreads();
   for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
-    if (largest > 0) row[c] = rint(row[c] * (Float(32512) / largest)) * (largest / Float(32512));
+    if (largest > 0) row[c] = rint(row[c] * (most / largest)) * (largest / most);
   __syncthreads();
+}
+
+constexpr int kMostRowBits = 1024;
+constexpr float kLinearQuery = 2047;  ///< largest integer of a query for linear rows
+
+/// Theta [Hkv, D, B] of the linear rows of both sides, else null.
+struct PlainBases {
+  const float *k = nullptr, *v = nullptr;
+};
+
+/// A query for the bits of linear keys: q Theta. @param scratch  [kMostRowBits]
+template <typename Float>
+__device__ void query_of_bits(const Float* row, Float* scratch, const float* basis, int head, const TileSide& side) {
+  const int bits = 32 * side.row_words;
+  for (int x = static_cast<int>(threadIdx.x); x < bits; x += static_cast<int>(blockDim.x)) {
+    Float sum = 0;
+    for (int c = 0; c < side.head_dim; ++c)
+      sum += row[c] * static_cast<Float>(basis[(static_cast<std::int64_t>(head) * side.head_dim + c) * bits + x]);
+    scratch[x] = sum;
+  }
+  __syncthreads();
+}
+/// Bit x of a linear row, +1/2 or -1/2.
+template <typename Float>
+__device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* tile, int token, int x) {
+  const int offset =
+      is_value ? value_byte_offset(side, token, x / 8) : key_word_offset(side, token, x / 32) + x % 32 / 8;
+  return static_cast<int>(tile[offset]) >> x % 8 & 1 ? Float(0.5) : Float(-0.5);
 }
 
 /// A new token of a call.
@@ -181,8 +209,8 @@ __device__ Float weight_error(const DecodeParams& p, const PageLayout& layout, b
 
 /// Grid [T, num_q_heads]; 128 threads; out [T, Hq, D], lse [T, Hq]. @param scores  [T, Hq, max_length]
 template <typename Float, typename Activation>
-__global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, bool bfloat_v, Float* scores,
-                             int max_length, Float* out, Float* lse) {
+__global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases, bool bfloat_k, bool bfloat_v,
+                             Float* scores, int max_length, Float* out, Float* lse) {
   const int dim = layout.k.head_dim, v_dim = layout.v.head_dim;
   __shared__ Float row[256], scratch[256], reduce[128];
   const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
@@ -201,7 +229,11 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   for (int c = thread; c < dim; c += threads) row[c] = static_cast<Float>(static_cast<float>(q[c]));
   __syncthreads();
   rotate_plain(row, scratch, p.cache.rotation_k, head, dim, false);
-  if (std::is_same_v<Float, float> && !layout.k.exact()) round_query(row, dim);
+  __shared__ Float bits_of_query[kMostRowBits], sums_of_bits[kMostRowBits];
+  const bool linear = layout.k.is_bits();
+  if (linear) query_of_bits(row, bits_of_query, bases.k, head, layout.k);
+  if (std::is_same_v<Float, float> && linear) round_query(bits_of_query, 32 * layout.k.row_words, Float(kLinearQuery));
+  if (std::is_same_v<Float, float> && !linear && !layout.k.exact()) round_query(row, dim, Float(32512));
   Float* mine = scores + (static_cast<std::int64_t>(token) * p.num_q_heads + query_head) * max_length;
   bool any = false;
   for (int t = 0; t < length; ++t) any = any || plain_sees(p, token, of, t);
@@ -210,8 +242,14 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
     mine[t] = -INFINITY;
     if (!plain_sees(p, token, of, t)) continue;
     Float sum = 0;
-    for (int c = 0; c < dim; ++c)
-      sum += row[c] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, false);
+    if (linear && !test::case_tokens(p.cache, b).is_exact(t)) {
+      const std::byte* tile = tile_of(p, layout, b, head, t, false);
+      for (int x = 0; x < 32 * layout.k.row_words; ++x)
+        sum += bits_of_query[x] * row_bit<Float>(layout.k, false, tile, t % kTileTokens, x);
+      sum *= number_of<Float>(layout.k, bfloat_k, tile, t % kTileTokens, 0, 0);
+    } else
+      for (int c = 0; c < dim; ++c)
+        sum += row[c] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, false);
     mine[t] = sum * static_cast<Float>(p.softmax_scale);
     if (cap > 0) mine[t] = cap * tanh((mine[t] + center) / cap);
     largest = max(largest, mine[t]);
@@ -228,10 +266,25 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, bool bfloat_k, b
   for (int t = 0; t < length; ++t) tokens += mine[t];
   sum += tokens;
   const bool rounds = std::is_same_v<Float, float> && p.cache.rotation_v.factors && has_tuned_weights(layout.v);
+  if (linear) {
+    for (int x = thread; x < 32 * layout.v.row_words; x += threads) {
+      sums_of_bits[x] = 0;
+      for (int t = 0; t < length; ++t) {
+        if (!plain_sees(p, token, of, t) || test::case_tokens(p.cache, b).is_exact(t)) continue;
+        const std::byte* tile = tile_of(p, layout, b, head, t, true);
+        sums_of_bits[x] += mine[t] * number_of<Float>(layout.v, bfloat_v, tile, t % kTileTokens, 0, 0) *
+                           row_bit<Float>(layout.v, true, tile, t % kTileTokens, x);
+      }
+    }
+    __syncthreads();
+  }
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
+    for (int x = 0; linear && x < 32 * layout.v.row_words; ++x)
+      value += sums_of_bits[x] *
+               static_cast<Float>(bases.v[(static_cast<std::int64_t>(head) * v_dim + c) * 32 * layout.v.row_words + x]);
     for (int t = 0; t < length; ++t)
-      if (plain_sees(p, token, of, t))
+      if (plain_sees(p, token, of, t) && (!linear || test::case_tokens(p.cache, b).is_exact(t)))
         value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);
     if (rounds) value += weight_error<Float>(p, layout, bfloat_v, token, of, head, c, mine);
     row[c] = any ? value / sum : Float(0);

@@ -230,6 +230,10 @@ KVQ_HD constexpr int value_byte_offset(const TileSide& side, int token, int byte
   return chunked * 16 + (4 * (byte - chunked) + lane) * 4 + in_word;
 }
 
+/// A reader of values multiplies blocks of 16 bytes of a row, bit by bit: place 16 (8 a + k) + r is bit k of byte
+/// 16 a + r. @return  the bit of the row at a place
+KVQ_HD constexpr int value_bit_of_place(int place) { return (place / 128 * 16 + place % 16) * 8 + place / 16 % 8; }
+
 /// Offset in the tile of a channel of an exact row. If 64 divides head_dim, each run of eight 16-byte chunks is
 /// exchanged: chunk c of token r lies at c xor (r mod 8), so that the same chunk of eight rows lies in different
 /// shared-memory banks.

@@ -50,7 +50,8 @@ inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.row_words == b.row_words &&
          a.index_bytes == b.index_bytes &&
          (a.exact() ||
-          (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero));
+          (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero &&
+           a.row_words == b.row_words && a.index_bytes == b.index_bytes));
 }
 
 inline bool same_format(const CacheFormat& a, const CacheFormat& b) {

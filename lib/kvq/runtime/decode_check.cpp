@@ -86,6 +86,9 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
+  for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
+    if (variant.k.is_bits() && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
+      return Status::fail(kBad, "decode: %s: linear rows need `fragments`, aligned to 16 bytes", side);
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   return {};

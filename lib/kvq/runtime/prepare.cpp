@@ -141,19 +141,79 @@ std::vector<float> column_sizes(std::span<const float> inverses, int head_dim) {
 
 std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim) {
   if (head_dim < 32 || head_dim % 32 != 0) return {};
-  const DecodeRotationLayout layout{head_dim};
-  const auto dim = static_cast<std::size_t>(head_dim), count = matrices.size() / (dim * dim);
-  std::vector<std::byte> all(count * static_cast<std::size_t>(layout.bytes()));
+  return matrix_fragments(matrices, head_dim, head_dim);
+}
+
+std::vector<std::byte> matrix_fragments(std::span<const float> matrices, int rows, int columns) {
+  const DecodeRotationLayout layout{rows, columns};
+  const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns),
+                    count = matrices.size() / size, bytes = static_cast<std::size_t>(layout.bytes());
+  std::vector<std::byte> all(count * bytes);
   for (std::size_t m = 0; m < count; ++m)
-    for (int row = 0; row < head_dim; ++row)
-      for (int column = 0; column < head_dim; ++column) {
-        const float element =
-            matrices[(m * dim + static_cast<std::size_t>(row)) * dim + static_cast<std::size_t>(column)];
+    for (int row = 0; row < rows; ++row)
+      for (int column = 0; column < columns; ++column) {
+        const float element = matrices[m * size + static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
+                                       static_cast<std::size_t>(column)];
         const std::uint16_t high = float_to_bf16(element), low = float_to_bf16(element - bf16_to_float(high));
-        std::byte* to = all.data() + m * static_cast<std::size_t>(layout.bytes());
+        std::byte* to = all.data() + m * bytes;
         std::memcpy(to + layout.offset(row, column, 0), &high, sizeof high);
         std::memcpy(to + layout.offset(row, column, 1), &low, sizeof low);
       }
+  return all;
+}
+
+namespace {
+
+/// R of each head, the identity if there is none.
+std::vector<float> rotations_or_identity(std::span<const float> matrices, std::size_t heads, std::size_t dim) {
+  std::vector<float> all(matrices.begin(), matrices.end());
+  if (!all.empty()) return all;
+  all.resize(heads * dim * dim);
+  for (std::size_t i = 0; i < heads * dim; ++i) all[i / dim * dim * dim + i % dim * (dim + 1)] = 1.0f;
+  return all;
+}
+
+}  // namespace
+
+std::vector<float> linear_query_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
+                                         int row_bits) {
+  const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(row_bits),
+             heads = bases.size() / (dim * bits), columns = bits + dim;
+  const std::vector<float> rotations = rotations_or_identity(matrices, heads, dim);
+  std::vector<float> all(heads * dim * columns);
+  for (std::size_t h = 0; h < heads; ++h)
+    for (std::size_t row = 0; row < dim; ++row) {
+      const float* of_row = rotations.data() + (h * dim + row) * dim;
+      std::vector<double> sums(bits);
+      for (std::size_t c = 0; c < dim; ++c)
+        for (std::size_t x = 0; x < bits; ++x)
+          sums[x] += static_cast<double>(of_row[c]) * static_cast<double>(bases[(h * dim + c) * bits + x]);
+      float* to = all.data() + (h * dim + row) * columns;
+      for (std::size_t x = 0; x < bits; ++x) to[x] = static_cast<float>(sums[x]);
+      std::copy_n(of_row, dim, to + bits);
+    }
+  return all;
+}
+
+std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
+                                         int row_bits) {
+  const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(row_bits),
+             heads = bases.size() / (dim * bits), rows = bits + dim;
+  const std::vector<float> rotations = rotations_or_identity(matrices, heads, dim);
+  std::vector<float> all(heads * rows * dim);
+  for (std::size_t h = 0; h < heads; ++h) {
+    float* of_head = all.data() + h * rows * dim;
+    for (std::size_t place = 0; place < bits; ++place) {
+      const auto x = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
+      std::vector<double> sums(dim);
+      for (std::size_t c = 0; c < dim; ++c)
+        for (std::size_t i = 0; i < dim; ++i)
+          sums[i] += static_cast<double>(bases[(h * dim + c) * bits + x]) *
+                     static_cast<double>(rotations[(h * dim + c) * dim + i]);
+      for (std::size_t i = 0; i < dim; ++i) of_head[place * dim + i] = static_cast<float>(sums[i]);
+    }
+    std::copy_n(rotations.data() + h * dim * dim, dim * dim, of_head + bits * dim);
+  }
   return all;
 }
 

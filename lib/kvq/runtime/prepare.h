@@ -63,4 +63,21 @@ std::vector<float> column_sizes(std::span<const float> inverses, int head_dim);
 /// @return          n times 4 D D bytes; empty for other D
 std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim);
 
+/// Likewise for matrices [n, rows, columns], both multiples of 32. @return  n times 4 rows columns bytes
+std::vector<std::byte> matrix_fragments(std::span<const float> matrices, int rows, int columns);
+
+/// Linear rows of B bits: a decoded row is its scale times Theta [D, B] times its bits, each +1/2 or -1/2. R [D, D] is
+/// a matrix as in DeviceRotation::matrix. What a query is multiplied by for the bits of coded keys, then for the
+/// channels of exact ones: (R Theta | R).
+/// @param matrices  [n, D, D], or empty: x is x_rot
+/// @param bases     [n, D, B]
+/// @return          [n, D, B + D]
+std::vector<float> linear_query_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
+                                         int row_bits);
+/// What sums of bits of coded values, in the order of value_bit_of_place(), then of channels of exact ones are
+/// multiplied by: Theta^T R over R.
+/// @return  [n, B + D, D]
+std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
+                                         int row_bits);
+
 }  // namespace kvq

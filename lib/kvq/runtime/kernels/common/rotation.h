@@ -16,7 +16,8 @@ struct DeviceRotation {
   const float* matrix = nullptr;       ///< [H, D, D] row-major: A^-T of keys, A^-1 of values; null if not dense. Wins
                                        ///< over `order`
   const std::byte* fragments =
-      nullptr;                     ///< the matrix for decode (decode/rotation_layout.h), aligned to 16; with `matrix`
+      nullptr;                     ///< the matrix for decode (decode/rotation_layout.h), aligned to 16; with `matrix`.
+                                   ///< Of linear rows always: linear_query_matrices(), linear_value_matrices()
   const float* factors = nullptr;  ///< [H, D] sign / channel_scale, instead of `signs`; with `order`, or null
   const float* sizes = nullptr;    ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
                                    ///< with `matrix`: A is orthogonal, and all are 1

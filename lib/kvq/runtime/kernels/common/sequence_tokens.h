@@ -32,6 +32,8 @@ struct SequenceTokens {
 struct WindowRule {
   int sink_tokens = 0, recent_tokens = 0;
 
+  KVQ_HD constexpr bool exist() const { return sink_tokens > 0 || recent_tokens > 0; }
+
   /// @param length      tokens of the sequence
   /// @param exact_from  first position whose exact row the sequence's ring holds
   /// @param has_sinks, has_ring  the sequence has a sink slot, a ring

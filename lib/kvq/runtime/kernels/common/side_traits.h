@@ -41,9 +41,9 @@ struct LinearSideTraits {
   static constexpr int kGroups = 1;
   static constexpr float kLevels = 1.0f;  ///< a bit of 0 stands for half a level below zero
   static_assert(kRowWords % 4 == 0, "chunks of eight and four words; a rest of one to three is not implemented");
-  static constexpr int kLongChunks = kRowWords / 8;       ///< of eight words
-  static constexpr int kChunks = (kRowWords + 7) / 8;     ///< with one of four words, if there is one
-  static constexpr int kPairs = kRowWords / 4;            ///< of values: pairs of a lane's words, for 16 bytes of a row
+  static constexpr int kLongChunks = kRowWords / 8;    ///< of eight words
+  static constexpr int kChunks = (kRowWords + 7) / 8;  ///< with one of four words, if there is one
+  static constexpr int kPairs = kRowWords / 4;         ///< of values: pairs of a lane's words, for 16 bytes of a row
 };
 
 }  // namespace kvq

@@ -43,20 +43,21 @@ __device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int
 template <typename T>
 struct CombineShared {
   static constexpr int kRows =
-      T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
+      T::kHeadDim <= 128 && !T::kLinear ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
+  using Rotation = DenseRotation<T::kRowValues, T::kHeadDim>;
   static constexpr int kRowTiles = (kRows + 7) / 8;
   static constexpr int kTailRows = T::kHeads / 4;  ///< rows of a unit of the tail
   static constexpr int kBatch = T::kPolicy.combine_batch;
   /// Partial results of a work tile that a block loads at once if it has all heads.
   static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
-  alignas(16) PaddedRow<T::kHeadDim> rows[8 * kRowTiles];
-  alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
+  alignas(16) PaddedRow<T::kRowValues> rows[8 * kRowTiles];
+  alignas(16) float4 partial_values[kRotateWarps][T::kRowValues / 4];
   float2 partial_states[kRotateWarps];
   CompletionCounter completions[kRows / T::kHeads];
-  OutputRow outputs[kRows];                                        ///< of each row
-  float2 weights[kRows];                                           ///< weigh() of each row
-  float shifts[kRows];                                             ///< center_score() of each row
-  alignas(16) typename DenseRotation<T::kHeadDim>::Held rotation;  ///< allocated for dense rotations only
+  OutputRow outputs[kRows];                      ///< of each row
+  float2 weights[kRows];                         ///< weigh() of each row
+  float shifts[kRows];                           ///< center_score() of each row
+  alignas(16) typename Rotation::Held rotation;  ///< allocated for dense rotations only
 };
 
 /// The partial results of a work tile, in the order of its splits: the first one in a cut entry or in the work tile's
@@ -81,17 +82,20 @@ struct Partials {
 
 /// LSE merge of the partial results of each row of a unit. One warp merges a row; if there are fewer rows than warps,
 /// several warps share the row's partial results. Stores values in `rows` and weights in `weights`.
+/// @param columns      of a row that partial results have
 /// @param partials_of  number of a pass in the unit -> the Partials of its work tile
 /// @param weigh        (row, reference of the exponentials and sum) -> weight
 template <typename T, typename PartialsOf, typename Weigh>
-__device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit,
+__device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit, int columns,
                                                PartialsOf partials_of, Weigh weigh) {
-  constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
+  constexpr int kQuads = T::kRowValues / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
   constexpr int kBatch = CombineShared<T>::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int n = unit.rows(), at_once = min(n, kRotateWarps), row_warps = kRotateWarps >> log2_of(at_once);
   const int row_warp = warp >> log2_of(at_once);  // all counts are powers of two
-  const auto has = [&](int turn) { return kQuads % 32 == 0 || lane + 32 * turn < kQuads; };
+  const auto has = [&](int turn) {
+    return (kQuads % 32 == 0 || lane + 32 * turn < kQuads) && (!T::kLinear || 4 * (lane + 32 * turn) < columns);
+  };
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), row_of_tile = unit.first_row + (row & (unit.rows_each - 1));
@@ -203,7 +207,7 @@ __device__ __forceinline__ float2 weigh(const DecodeKernelParams& p, const Outpu
 /// Grid: any number of blocks. If there are more units than blocks, make_decode_grids() takes a multiple of the KV
 /// heads, so that each block opens one rotation only; the kernel does not need that.
 template <typename T>
-__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
+__global__ void __maxnreg__(kRotateRegisters<T>)
     combine_kernel(const __grid_constant__ DecodeKernelParams p, int decode_blocks, const CombineSchedule units) {
   using Activation = typename T::Activation;
   constexpr int kDim = T::kHeadDim, kRowTiles = CombineShared<T>::kRowTiles;
@@ -215,7 +219,8 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
 
   ptx::griddepcontrol_launch_dependents();
   ptx::fetch_params(p);
-  DenseRotation<kDim> dense{shared.rotation};
+  typename CombineShared<T>::Rotation dense{shared.rotation};
+  const int columns = !T::kLinear || p.cache.windows.exist() ? T::kRowValues : T::kSums;
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
     const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,
               tail_index = rest - units.units_before_tail;
@@ -230,7 +235,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
     const bool certain = unit.first_row == 0 || tail_index < 0;
-    if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
+    if (is_dense<T>(p.cache.rotation_v) && certain) dense.open(p.cache.rotation_v, unit.head);
     // Rows of padding are merged and rotated with the others, but not stored.
     if (thread < unit.rows())
       shared.outputs[thread] = output_row(p, unit.first_pass + (thread >> log2_of(unit.rows_each)), unit.head,
@@ -261,14 +266,15 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     if (tail_index >= 0) {
       if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
         unit.rows_each = CombineShared<T>::kTailRows;
-        if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
+        if (is_dense<T>(p.cache.rotation_v) && !certain) dense.open(p.cache.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();
         continue;
       }
     }
     merge_partials<T>(
-        shared, unit, [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
+        shared, unit, columns,
+        [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
         [&](int row, float2 state) {
           if (shared.completions[row >> log2_of(unit.rows_each)].bits == CompletionCounter::kFaulty)
             state = make_float2(0.0f, kNaN);
@@ -284,10 +290,10 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       const float center = p.cache.center_v ? p.cache.center_v[unit.head * kDim + channel] : 0.0f;
       return fmaf(shared.weights[row].y, center, x * shared.weights[row].x);
     };
-    if (p.cache.rotation_v.matrix) {
+    if (is_dense<T>(p.cache.rotation_v)) {
       const auto rotate = [&](auto tiles) {
-        typename DenseRotation<kDim>::template Product<tiles.value> product;
-        dense.template multiply<tiles.value>(rows, product);
+        typename CombineShared<T>::Rotation::template Product<tiles.value> product;
+        dense.template multiply<tiles.value>(rows, product, columns / 16);
         dense.template for_each<tiles.value>(product, [&](int row, int channel, float2 two) {
           if (row >= unit.rows()) return;
           const OutputRow& to = shared.outputs[row];

@@ -19,9 +19,9 @@ namespace kvq::decode {
 
 template <typename T>
 struct FourRowsState {
-  float out[T::kSumBlocks][2];      ///< of each channel block, channels g and g + 8; of linear rows, bits
-  float reference;                  ///< of the exponentials, in base 2: the largest score may be kSlack above
-  float sum;                        ///< this lane's tokens only
+  float out[T::kSumBlocks][2];  ///< of each channel block, channels g and g + 8; of linear rows, bits
+  float reference;              ///< of the exponentials, in base 2: the largest score may be kSlack above
+  float sum;                    ///< this lane's tokens only
   /// What the products with codes leave out. Affine: sum of p m; symmetric: sum of p s. This lane's tokens only.
   float offsets[T::VSide::kGroups];
 
@@ -220,8 +220,10 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
   }
 
   constexpr int kLaneWords = [] {
-    if constexpr (T::kLinear) return 2 * Side::kPairs;
-    else return 2 * Side::kWords;
+    if constexpr (T::kLinear)
+      return 2 * Side::kPairs;
+    else
+      return 2 * Side::kWords;
   }();
   unsigned words[kTiles][kLaneWords];
 #pragma unroll
@@ -279,35 +281,35 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
       add_linear_values<T>(words, columns, weight_scale, state.out);
       continue;
     } else {
-    // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If kNested,
-    // the mask keeps the slices above, too, and their integer product is subtracted.
-    constexpr auto masked = [](unsigned word, int slice) {
-      const unsigned below = static_cast<unsigned>(slice * Side::kBits);
-      return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
-    };
+      // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If
+      // kNested, the mask keeps the slices above, too, and their integer product is subtracted.
+      constexpr auto masked = [](unsigned word, int slice) {
+        const unsigned below = static_cast<unsigned>(slice * Side::kBits);
+        return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
+      };
 #pragma unroll
-    for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
-      int above[2] = {0, 0};
+      for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
+        int above[2] = {0, 0};
 #pragma unroll
-      for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
-        const int block = h * Side::kPerByte + slice;
-        if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
-        int sums[4] = {};
+        for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
+          const int block = h * Side::kPerByte + slice;
+          if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
+          int sums[4] = {};
 #pragma unroll
-        for (int pair = 0; pair < kTiles / 2; ++pair)
-          ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice), masked(words[2 * pair][2 * h + 1], slice),
-                                 masked(words[2 * pair + 1][2 * h], slice),
-                                 masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
-                                 columns[2 * pair + 1]);
-        const float factor = weight_scale * (1.0f / (1 << (slice * Side::kBits)));
+          for (int pair = 0; pair < kTiles / 2; ++pair)
+            ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice),
+                                   masked(words[2 * pair][2 * h + 1], slice), masked(words[2 * pair + 1][2 * h], slice),
+                                   masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
+                                   columns[2 * pair + 1]);
+          const float factor = weight_scale * (1.0f / (1 << (slice * Side::kBits)));
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
-          state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
-          if (T::kNested) above[i] = sum;
+          for (int i = 0; i < 2; ++i) {
+            const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
+            state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
+            if (T::kNested) above[i] = sum;
+          }
         }
       }
-    }
     }
   }
 }

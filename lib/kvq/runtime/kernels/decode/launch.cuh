@@ -39,7 +39,7 @@ Status plan_decode(DecodeLaunch& launch) {
   const DecodeKernelShape shape = decode_kernel_shape<T>();
   launch.shared_bytes = shape.shared_bytes, launch.operand_bytes = shape.operand_bytes;
   launch.partial_bytes = shape.partial_bytes;
-  using QueriesShared = decode::QueriesShared<T::kHeadDim>;
+  using QueriesShared = decode::QueriesShared<T>;
   using CombineShared = decode::CombineShared<T>;
   static_assert(std::max({sizeof(typename T::DecodeShared), sizeof(QueriesShared), sizeof(CombineShared)}) <= 99 * 1024,
                 "what a block has on every architecture");
@@ -90,19 +90,21 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   p.partials = at + workspace.partials;
   p.operands = at + workspace.operands;
   p.one_round_splits = grids.one_round_splits;
-  const auto rotate_bytes = [](std::size_t all, const DeviceRotation& rotation) {
-    return static_cast<int>(rotation.matrix ? all : all - sizeof(typename decode::DenseRotation<T::kHeadDim>::Held));
+  const auto rotate_bytes = [](auto shared, const DeviceRotation& rotation) {
+    using Shared = typename decltype(shared)::type;
+    return static_cast<int>(sizeof(Shared) -
+                            (T::kLinear || rotation.matrix ? 0 : sizeof(typename Shared::Rotation::Held)));
   };
   cudaError_t error = launch_kernel(decode::queries_kernel<T>, grids.query_blocks, decode::kRotateThreads,
-                                    rotate_bytes(sizeof(decode::QueriesShared<T::kHeadDim>), p.cache.rotation_k),
+                                    rotate_bytes(std::type_identity<decode::QueriesShared<T>>{}, p.cache.rotation_k),
                                     launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::decode_kernel<T>, grids.decode_blocks, T::kBlockThreads, launch.shared_bytes,
                           launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::combine_kernel<T>, grids.combine_blocks, decode::kRotateThreads,
-                          rotate_bytes(sizeof(decode::CombineShared<T>), p.cache.rotation_v), launch.overlapping,
-                          stream, p, grids.decode_blocks, grids.combine);
+                          rotate_bytes(std::type_identity<decode::CombineShared<T>>{}, p.cache.rotation_v),
+                          launch.overlapping, stream, p, grids.decode_blocks, grids.combine);
   return cuda_status(error, "decode: launch");
 }
 

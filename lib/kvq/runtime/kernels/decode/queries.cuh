@@ -79,13 +79,62 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* rows, 
   }
 }
 
+/// Cuts a query for linear keys into integers of T::kPlanes bits, in two's complement, and writes the bits of half of
+/// its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
+/// @param values  [T::kQueryBits] numbers of the query for the bits of a key
+/// @param row     of the work tile
+/// @param half    which half of each chunk of words
+template <typename T>
+__device__ __forceinline__ void cut_linear_query(const float* values, float softmax_scale, int row, int half, int lane,
+                                                 typename T::Operand& to) {
+  using Side = typename T::KSide;
+  constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
+  constexpr int kPlanePairs = T::kPlanes / 2;
+  unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
+#pragma unroll
+  for (int w = 0; w < Side::kRowWords; ++w) most = max(most, __float_as_uint(fabsf(values[32 * w + lane])));
+  for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
+  const float largest = __uint_as_float(most), inverse = kLargest / largest;
+  int sum = 0;
+#pragma unroll
+  for (int w = 0; w < Side::kRowWords; ++w) sum += __float2int_rn(values[32 * w + lane] * inverse);
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  // Lane l keeps plane l of each word. A lane of the product has words 2 t and 2 t + 1 of a chunk of eight words, or
+  // word t of one of four; its column is one of two planes of one row.
+#pragma unroll 1
+  for (int c = 0; c < Side::kChunks; ++c) {
+    const bool is_long = c < Side::kLongChunks;
+    const int half_words = is_long ? 4 : 2;
+#pragma unroll 1
+    for (int i = 0; i < half_words; ++i) {
+      const int word = half * half_words + i;  // of the chunk
+      const int q = __float2int_rn(values[32 * (8 * c + word) + lane] * inverse);
+      unsigned bits = 0;
+#pragma unroll
+      for (int plane = 0; plane < T::kPlanes; ++plane) {
+        const unsigned all = __ballot_sync(kAll, q >> plane & 1);
+        if (lane == plane) bits = all;
+      }
+      const int t = is_long ? word / 2 : word, column = 2 * row + lane % 2;
+      if (lane < T::kPlanes) to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? word % 2 : 0] = bits;
+    }
+  }
+  float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
+  if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
+  if (lane == 0 && half == 0) {
+    to.sums[0][row] = 0.5f * static_cast<float>(sum);
+    to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
+  }
+}
+
 /// Shared memory of a block of the queries kernel.
-template <int kDim>
+template <typename T>
 struct QueriesShared {
   static constexpr int kRows = 16;
-  alignas(16) PaddedRow<kDim> rows[kRows];
-  Pass passes[kRows];                           ///< of each work tile
-  typename DenseRotation<kDim>::Held rotation;  ///< allocated for dense rotations only
+  using Rotation = DenseRotation<T::kHeadDim, T::kQueryValues>;
+  alignas(16) PaddedRow<T::kQueryValues> rows[kRows];
+  Pass passes[kRows];                ///< of each work tile
+  typename Rotation::Held rotation;  ///< allocated for dense rotations only
 };
 
 /// q . center of a query, as a base-2 score. It is the same for every key, so it cancels in a softmax of scores that
@@ -106,19 +155,20 @@ __device__ __forceinline__ float center_score(const DecodeKernelParams& p, std::
 /// Grid: any number of blocks; if there are more work tiles than blocks, a multiple of the KV heads (required). Then a
 /// block has one KV head, and prepares the queries of several passes at once.
 template <typename T>
-__global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
-    queries_kernel(const __grid_constant__ DecodeKernelParams p) {
+__global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_constant__ DecodeKernelParams p) {
   using Activation = typename T::Activation;
-  constexpr int kDim = T::kHeadDim, kTilesAtOnce = QueriesShared<kDim>::kRows / T::kHeads;
+  constexpr int kDim = T::kHeadDim, kTilesAtOnce = QueriesShared<T>::kRows / T::kHeads;
   extern __shared__ __align__(128) unsigned char memory[];
-  QueriesShared<kDim>& shared = *reinterpret_cast<QueriesShared<kDim>*>(memory);
+  QueriesShared<T>& shared = *reinterpret_cast<QueriesShared<T>*>(memory);
   auto& rows = shared.rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp = thread >> 5;
   const int heads_per_kv_head = p.heads_per_kv_head, work_tiles = p.num_passes() * p.cache.num_kv_heads;
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   ptx::fetch_params(p);
-  DenseRotation<kDim> dense{shared.rotation};
-  if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
+  typename QueriesShared<T>::Rotation dense{shared.rotation};
+  // Linear rows need rotated channels for exact tokens only.
+  const int columns = !T::kLinear || p.cache.windows.exist() ? T::kQueryValues : T::kQueryBits;
+  if (is_dense<T>(p.cache.rotation_k)) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
@@ -130,7 +180,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
   };
   if (!p.inputs_final) wait_and_let_decode_start();
   if (blockIdx.x == 0 && thread == 0) *p.work_counter = 0;
-  constexpr int kTurns = QueriesShared<kDim>::kRows / kRotateWarps;  // rows of a warp
+  constexpr int kTurns = QueriesShared<T>::kRows / kRotateWarps;  // rows of a warp
   Activation fetched[kTurns][kDim / 32];
   // The first warps cut queries. Each warp behind them checks what the tables say of the sequence of one work tile,
   // which is first + check_warp * grid.
@@ -172,7 +222,7 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
       LaneRow<kDim> x;
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) x[j] = to_float(fetched[turn][j]);
-      if (p.cache.rotation_k.order >= 1 && !p.cache.rotation_k.matrix) {
+      if (p.cache.rotation_k.order >= 1 && !is_dense<T>(p.cache.rotation_k)) {
         multiply<kDim>(x, factors);
         transform<kDim>(x, p.cache.rotation_k.order, lane);
 #pragma unroll
@@ -188,11 +238,11 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
     __syncthreads();
-    if (p.cache.rotation_k.matrix) {
+    if (is_dense<T>(p.cache.rotation_k)) {
       if (n * T::kHeads <= 8)
-        dense.template apply<1>(rows);
+        dense.template apply<1>(rows, columns);
       else
-        dense.template apply<2>(rows);
+        dense.template apply<2>(rows, columns);
     }
     // A sequence with a fault in its tables has no tokens. One with a fault of its ring has, and is attended to, with
     // scores that are all NaN: it is poisoned.
@@ -234,15 +284,23 @@ __global__ void __maxnreg__(kRotateRegisters<T::kHeadDim>)
         if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
       }
     }
-    if (warp < n * T::kFours)
+    if constexpr (T::kLinear) {
+#pragma unroll 1
+      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
+        cut_linear_query<T>(rows[i / 2], p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
+                            operands[first + i / 2 / T::kHeads * grid]);
+    } else if (warp < n * T::kFours)
       cut_queries<T>(rows + warp / T::kFours * T::kHeads, p.softmax_scale, warp % T::kFours, lane,
                      operands[first + warp / T::kFours * grid]);
     // Pairs of words: the high parts of two channels, their low parts.
-    constexpr int kRowPairs = T::kChannelBlocks * 8;
-    for (int i = thread - 32 * kCutters; i >= 0 && i < n * T::kHeads * kRowPairs; i += kRotateThreads - 32 * kCutters) {
+    constexpr int kRowPairs = T::kChannelBlocks * 8,
+                  kBusy = T::kLinear ? 0 : 32 * kCutters;  // threads that cut queries
+    for (int i = thread - kBusy; i >= 0 && i < n * T::kHeads * kRowPairs && columns > T::kQueryBits;
+         i += kRotateThreads - kBusy) {
       const int row = i / 4 % T::kHeads, eight = i / 4 / T::kHeads % 2, block = i / 8 / T::kHeads % T::kChannelBlocks,
                 tile = i / T::kHeads / kRowPairs, t = i % 4;
-      const float2 x = *reinterpret_cast<const float2*>(&rows[tile * T::kHeads + row][16 * block + 8 * eight + 2 * t]);
+      const float2 x = *reinterpret_cast<const float2*>(
+          &rows[tile * T::kHeads + row][T::kQueryBits + 16 * block + 8 * eight + 2 * t]);
       unsigned high, low;
       split_bf16(x.x, x.y, high, low);
       auto& to = operands[first + tile * grid].bf16_parts[block];

@@ -77,14 +77,20 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
     merge_shares(std::integral_constant<int, T::kSums>{}, block, 0);
   }
   if constexpr (T::kLinear) {
-    if (flags & kStageExactPart) {
+    if (!p.cache.windows.exist()) {
+      // Nobody reads sums of exact tokens.
+    } else if (flags & kStageExactPart) {
       wait_for_consumers();
       attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
         share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
       });
       merge_shares(std::integral_constant<int, T::kHeadDim>{}, 0, T::kSums);
+    } else {
+      constexpr int kQuads = T::kHeadDim / 4;
+#pragma unroll
+      for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads)
+        reinterpret_cast<float4*>(partial.value[i / kQuads] + T::kSums)[i % kQuads] = make_float4(0, 0, 0, 0);
     }
-    if (warp == 0 && lane == 0) partial.has_exact = flags & kStageExactPart;
   }
   // All consumer threads have read the stages of all consumer warps. Each arrives for itself at all of them, because
   // racecheck does not follow a read through a block barrier to an arrival of another warp.

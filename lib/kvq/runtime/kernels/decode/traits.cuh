@@ -37,6 +37,12 @@ struct DecodeTraits {
   static constexpr int kSums = 16 * kSumBlocks;
   /// Numbers of a row in a partial result: its sums. Linear rows have sums of exact tokens, of channels, behind them.
   static constexpr int kRowValues = kSums + (kLinear ? kHeadDim : 0);
+  /// Numbers of a prepared query: its channels, rotated. Linear rows have those for the bits of keys before them.
+  static constexpr int kQueryBits = [] {
+    if constexpr (kLinear) return KSide::kRowBits;
+    return 0;
+  }();
+  static constexpr int kQueryValues = kQueryBits + kHeadDim;
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
   /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
@@ -124,12 +130,8 @@ struct DecodeTraits {
     }
   };
   /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
-  struct NoExactPart {};
-  struct ExactPart {
-    int has_exact = 0;  ///< whether there are sums of exact tokens
-  };
-  struct alignas(16) Partial : std::conditional_t<kLinear, ExactPart, NoExactPart> {
-    alignas(16) float value[kHeads][kRowValues];
+  struct alignas(16) Partial {
+    float value[kHeads][kRowValues];
     float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
   };
   /// Description of a stage's KV chunk. An empty stage is neither coded nor exact: it has flags only.
@@ -158,7 +160,6 @@ struct DecodeTraits {
 /// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN. Of a ragged stage,
 /// rows see different tokens. kStageExactPart: of linear rows, the block's part of the work tile has exact stages.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,
-              kStageRagged = 64,
-              kStageExactPart = 128, kStageBufferShift = 8;
+              kStageRagged = 64, kStageExactPart = 128, kStageBufferShift = 8;
 
 }  // namespace kvq
