@@ -424,4 +424,30 @@ TEST_CASE("Capped scores, of one format", "[runtime][gpu][emulated]") {
   check(two_bits(), c);
 }
 
+TEST_CASE("Linear rows: windows, matrices, several tokens, replays", "[runtime][gpu][emulated]") {
+  DecodeCase c = ranges(37, 100);
+  c.lengths = {400, 300, 64, 0, 77}, c.first = {0, 33, 0, 0, 50}, c.last = {400, 290, 64, 9, 20};
+  std::vector<DecodeCase> cases = several_tokens(2);
+  cases.push_back(c);
+  cases.push_back(capped_scores(true, 5.0f));
+  cases.push_back({.lengths = {300, 65}, .rotation = CaseRotation::dense, .seed = 60});
+  cases.push_back({.num_kv_heads = 1, .lengths = {500, 77}, .recent_tokens = 40, .sharpness = 20.0f, .seed = 61});
+  cases.push_back(
+      {.lengths = {600, 500, 64}, .sink_tokens = 8, .recent_tokens = 40, .replay = {524, 0, 33}, .seed = 62});
+  int found = 0;
+  for (const DecodeVariant* variant : decode_variants()) {
+    if (!variant->k.is_bits()) continue;
+    ++found;
+    CAPTURE(variant->name);
+    for (DecodeCase each : cases) {
+      if (each.heads == 0) each.heads = variant->max_heads;
+      CAPTURE(each.seed);
+      check(*variant, each);
+    }
+    check(*variant, spread_values(*variant, 300, 1.0f));
+    check_huge_scores(*variant, 300);
+  }
+  CHECK(found >= 1);
+}
+
 TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

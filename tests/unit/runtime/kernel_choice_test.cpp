@@ -79,7 +79,8 @@ TEST_CASE("Tools without CUDA say of each variant what the runtime chooses", "[r
   for (const bool bf16 : {true, false})
     for (const int heads : {1, 4, 5, 8, 9, 16, 17}) {
       for (const DecodeVariant* row : decode_variants())
-        expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
+        if (!row->k.is_bits())  // no plan has linear rows yet
+          expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
       for (const WriteVariant* row : write_variants())
         expect_agreement(plan_of(row->k, row->k_bfloat, row->v, row->v_bfloat, heads), bf16);
       for (const DequantizeVariant* row : dequantize_variants())

@@ -115,6 +115,50 @@ TEST_CASE("Rotations for decode lie as lanes take them, in two split halves", "[
   CHECK(rotation_fragments(std::span(matrices).first(400), 20).empty());
 }
 
+TEST_CASE("Matrices of linear rows are products of rotations and bases", "[runtime]") {
+  constexpr std::size_t kDim = 64, kBits = 128, kHeads = 2;
+  const std::vector<float> rotations = random_numbers(kHeads * kDim * kDim, 6),
+                           bases = random_numbers(kHeads * kDim * kBits, 7);
+  const bool rotated = GENERATE(false, true);
+  const std::span<const float> given = rotated ? std::span<const float>(rotations) : std::span<const float>();
+  const std::vector<float> queries = linear_query_matrices(given, bases, kDim, kBits),
+                           values = linear_value_matrices(given, bases, kDim, kBits);
+  REQUIRE(queries.size() == kHeads * kDim * (kBits + kDim));
+  REQUIRE(values.size() == queries.size());
+  const auto rotation = [&](std::size_t h, std::size_t i, std::size_t j) {
+    return rotated ? static_cast<double>(rotations[(h * kDim + i) * kDim + j]) : i == j ? 1.0 : 0.0;
+  };
+  std::vector<int> used(kBits);
+  for (std::size_t place = 0; place < kBits; ++place)
+    ++used[static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)))];
+  CHECK(used == std::vector<int>(kBits, 1));
+  CHECK(value_bit_of_place(16 * 3 + 5) == 5 * 8 + 3);
+  CHECK(value_bit_of_place(128 + 16 * 3 + 5) == (16 + 5) * 8 + 3);
+
+  double wrong = 0.0;
+  const auto compare = [&](float found, double expected) {
+    wrong = std::max(wrong, std::abs(static_cast<double>(found) - expected) / (1.0 + std::abs(expected)));
+  };
+  for (std::size_t h = 0; h < kHeads; ++h)
+    for (std::size_t i = 0; i < kDim; ++i) {
+      for (std::size_t j = 0; j < kDim; ++j) {
+        compare(queries[(h * kDim + i) * (kBits + kDim) + kBits + j], rotation(h, i, j));
+        compare(values[(h * (kBits + kDim) + kBits + i) * kDim + j], rotation(h, i, j));
+      }
+      for (std::size_t place = 0; place < kBits; ++place) {
+        const auto bit = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
+        double query = 0.0, value = 0.0;
+        for (std::size_t c = 0; c < kDim; ++c) {
+          const auto basis = static_cast<double>(bases[(h * kDim + c) * kBits + bit]);
+          query += rotation(h, i, c) * basis, value += basis * rotation(h, c, i);
+        }
+        compare(queries[(h * kDim + i) * (kBits + kDim) + bit], query);
+        compare(values[(h * (kBits + kDim) + place) * kDim + i], value);
+      }
+    }
+  CHECK(wrong < 1e-6);
+}
+
 TEST_CASE("Rotations that cannot be packed are refused by name", "[runtime]") {
   using Catch::Contains;
   std::vector<std::byte> out(4 * 64 * 64);

@@ -27,21 +27,21 @@ __device__ __forceinline__ void split_bf16(float x, float y, unsigned& high, uns
 /// Rows times a dense matrix, by tensor cores. Both operands are split into two bfloat16 parts, and the product of the
 /// low parts is dropped; the error is below 2^-16 of the sum of the terms' magnitudes.
 ///
-/// A warp takes a column tile of 16 columns at a time (rotation_layout.h), for all row tiles of eight rows. Up to 128
-/// columns a warp has at most one column tile:
+/// A warp takes a column tile of 16 columns at a time (rotation_layout.h), for all row tiles of eight rows. Up to
+/// head_dim 128 a warp has at most one column tile:
 /// open() starts copying the matrix to shared memory before the rows are ready, and each lane later reads the words
-/// that it copied. What does not fit there, and all of a matrix of more columns, lanes read from global memory during
-/// the product.
+/// that it copied. Above head_dim 128 lanes read the matrix from global memory during the product. Of the matrices of
+/// linear rows the high parts, those for bits, are copied, and the rest is read from global memory.
 /// @tparam kIn, kOut  rows and columns of the matrix
 template <int kIn, int kOut = kIn>
 struct DenseRotation {
   static constexpr int kSteps = kIn / 16, kColumnTiles = kOut / 16;
   static constexpr int kTurns = (kColumnTiles + kRotateWarps - 1) / kRotateWarps;
-  static constexpr int kMostHeld = 16;  ///< words of a lane, in fours: 64 KB of a block
-  static constexpr int kHeldSteps = kTurns > 1 ? 0 : 2 * kSteps < kMostHeld ? 2 * kSteps : kMostHeld;
-  static constexpr bool kHeld = kHeldSteps == 2 * kSteps;  ///< all of it
+  static constexpr int kAll = 2 * kTurns * kSteps, kMostHeld = 16;  ///< words of a lane, in fours; 64 KB of a block
+  static constexpr int kHeldWords = kTurns > 1 && kIn == kOut ? 0 : kAll < kMostHeld ? kAll : kMostHeld;
+  static constexpr bool kHeld = kHeldWords == kAll;
   static_assert(kIn % 32 == 0 && kOut % 32 == 0);
-  using Held = uint4[kHeldSteps > 0 ? kHeldSteps : 1][kRotateThreads];  ///< the matrix: high parts, then low parts
+  using Held = uint4[kHeldWords > 0 ? kHeldWords : 1][kRotateThreads];  ///< the matrix: high parts, then low parts
 
   Held& held;
   const std::byte* opened = nullptr;  ///< the open matrix in global memory, at this lane's words
@@ -62,13 +62,15 @@ struct DenseRotation {
     if (matrix == opened) return;
     opened = matrix;
 #pragma unroll
-    for (int i = 0; i < kHeldSteps; ++i)
-      ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]), at(0, i % kSteps, i / kSteps));
+    for (int i = 0; i < kHeldWords; ++i)
+      ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]),
+                       at(i / kSteps % kTurns, i % kSteps, i / kSteps / kTurns));
   }
   /// Four words of the matrix for this lane, from shared or from global memory.
   __device__ __forceinline__ uint4 words(int turn, int step, int part) const {
-    if (kHeld || part * kSteps + step < kHeldSteps)
-      return held[part * kSteps + step][threadIdx.x];
+    const int i = (part * kTurns + turn) * kSteps + step;
+    if (kHeld || i < kHeldWords)
+      return held[i][threadIdx.x];
     else
       return __ldg(at(turn, step, part));
   }
@@ -107,7 +109,7 @@ struct DenseRotation {
       constexpr int kAccumulators = kRowTiles == 1 ? 3 : 2;  // independent accumulators, so that products overlap
       float c[kRowTiles][kAccumulators][4] = {};
       // If the matrix is held, a short loop is faster, because its instructions are fetched for the first time. If not,
-      // up to 16 loads are in flight at once, as many as registers allow without spills.
+      // 16 loads are in flight at once, as many as registers allow without spills.
 #pragma unroll kHeld ? 2 : kTurns> 2 ? 4 : 8
       for (int step = 0; step < kSteps; ++step) {
         if (step >= steps) break;
