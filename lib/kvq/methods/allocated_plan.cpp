@@ -190,11 +190,14 @@ class SideAllocator::Impl {
 
   std::vector<std::uint8_t> widths(const HeadProblem& p, const SideBudget& budget) const {
     const int per_unit = static_cast<int>(p.units.front().channels.size());
+    // With one scale a row, pages store codes in whole words and the scale behind them.
+    const int scale = scale_bytes(options_.side(side_).scale_type),
+              beside = options_.scales == ScaleScope::row ? scale : 0;
     if (budget.row_bytes > 0)
       return byte_allocation(p.scores,
                              {
-                                 .row_bytes = budget.row_bytes / kRowWord * kRowWord,
-                                 .scale_bytes = scale_bytes(options_.side(side_).scale_type),
+                                 .row_bytes = (budget.row_bytes - beside) / kRowWord * kRowWord + beside,
+                                 .scale_bytes = scale,
                                  .index_bytes = 0,
                                  .channels_per_block = per_unit,
                                  .min_bits = options_.min_bits,

@@ -2,7 +2,7 @@
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/layer_judge.h>
 #include <kvq/methods/layers.h>
-#include <kvq/plan/cache_layout.h>
+#include <kvq/plan/layer_pages.h>
 #include <kvq/solve/budget_search.h>
 
 #include <algorithm>
@@ -58,7 +58,8 @@ std::vector<Allocate> allocations(const Bases& bases) {
 struct BudgetUnit {
   std::size_t layer = 0;
   Side side = Side::k;
-  double channels = 0.0;  ///< of all heads
+  double channels = 0.0;     ///< of all heads
+  double scale_bytes = 0.0;  ///< of one scale for each head
   std::vector<SideBudget> budgets;
   std::vector<Bases> bases;           ///< per budget
   std::vector<OutputChange> changes;  ///< per budget
@@ -104,6 +105,8 @@ class Planner {
     return static_cast<double>(stats.geometry.dim(side)) * stats.geometry.num_kv_heads;
   }
   bool joint() const { return options_.budget_bits || options_.budget_bytes; }
+  /// Whether choices are compared by bytes in pages.
+  bool weighs_bytes() const { return options_.budget_bytes || options_.weigh == Weigh::bytes; }
   bool by_rows() const { return options_.budget_bytes || options_.uniform_layout; }
 
   std::vector<SideBudget> ladder(const LayerStats& stats, Side side) const {
@@ -113,8 +116,10 @@ class Planner {
     if (by_rows()) {
       const double middle = options_.budget_bits ? *options_.budget_bits * dim / 8 + 6
                                                  : *options_.budget_bytes / (2.0 * stats.geometry.num_kv_heads);
+      const int scale = scale_bytes(options_.side(side).scale_type),
+                codes = (dim * std::max(1, options_.min_bits) + 7) / 8;
       const int least =
-          round_up((dim * std::max(1, options_.min_bits) + 7) / 8 + scale_bytes(options_.side(side).scale_type), 4);
+          options_.scales == ScaleScope::row ? round_up(codes, kRowWord) + scale : round_up(codes + scale, kRowWord);
       const int step = std::max(4, dim / 32 / 4 * 4);
       budgets.push_back({0.0, least});  // if this alone is too large, search_budget() says so
       for (int bytes = least + step; bytes <= middle * 2 + 8 && bytes <= dim * options_.max_bits / 8 + 16;
@@ -145,7 +150,8 @@ class Planner {
     const TensorPlan plan = views.of(bases).plan(budget, allocations(bases), false);
     const int dim = stats.geometry.dim(side);
     const double kv_heads = stats.geometry.num_kv_heads;
-    return {bases, mean_code_bits(plan) * dim * kv_heads, row_bytes(plan, dim) * kv_heads, judge.changes(plan, side)};
+    return {bases, mean_code_bits(plan) * dim * kv_heads, page_row_bytes(plan, dim) * kv_heads,
+            judge.changes(plan, side)};
   }
 
   /// Tries the bases at this budget. Returns the trial in which each head has its cheapest basis.
@@ -200,7 +206,7 @@ class Planner {
     unit.bits.push_back(tried.bits);
     unit.bytes.push_back(tried.bytes);
     unit.choices.push_back(
-        {options_.budget_bytes ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
+        {weighs_bytes() ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
   }
 
   /// What was tried of one layer.
@@ -229,6 +235,8 @@ class Planner {
           .layer = i,
           .side = side,
           .channels = channels_of(*stats, side),
+          .scale_bytes =
+              static_cast<double>(scale_bytes(options_.side(side).scale_type)) * stats->geometry.num_kv_heads,
           .budgets = ladder(*stats, side),
           .bases = {},
           .changes = {},
@@ -251,6 +259,7 @@ class Planner {
           if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
           for (BudgetUnit& unit : tried.units) {
             channels_ += unit.channels;
+            scale_bytes_ += unit.scale_bytes;
             units_.push_back(std::move(unit));
           }
           if (context_.done) context_.done(i);
@@ -260,8 +269,14 @@ class Planner {
 
   /// Total size that the budget allows, in the unit of Choice::size.
   double allowance() const {
-    if (options_.budget_bits) return *options_.budget_bits * channels_;
+    if (options_.budget_bits) return allowed_by_bits(channels_, scale_bytes_);
     return *options_.budget_bytes * static_cast<double>(source_.size()) - exact_bytes_;
+  }
+
+  /// Size that the budget in code bits allows to so many channels: with bytes, one scale a row comes on top.
+  double allowed_by_bits(double channels, double scales) const {
+    const double bits = *options_.budget_bits * channels;
+    return weighs_bytes() ? bits / 8 + scales : bits;
   }
 
   /// Searches each layer alone: all layers spend the same, and a layer's keys and values share its budget.
@@ -269,13 +284,13 @@ class Planner {
     BudgetResult all;
     for (std::size_t first = 0; first < units_.size();) {
       std::size_t end = first;
-      double channels = 0.0;
+      double channels = 0.0, scales = 0.0;
       std::vector<std::vector<Choice>> choices;
       for (; end < units_.size() && units_[end].layer == units_[first].layer; ++end) {
-        channels += units_[end].channels;
+        channels += units_[end].channels, scales += units_[end].scale_bytes;
         choices.push_back(units_[end].choices);
       }
-      const double allowed = options_.budget_bits ? *options_.budget_bits * channels
+      const double allowed = options_.budget_bits ? allowed_by_bits(channels, scales)
                                                   : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
       const BudgetResult found = search_budget(choices, allowed);
       all.chosen.insert(all.chosen.end(), found.chosen.begin(), found.chosen.end());
@@ -387,6 +402,7 @@ class Planner {
   const MethodContext& context_;
   std::vector<BudgetUnit> units_;
   double channels_ = 0.0;               ///< of all quantized sides, per token
+  double scale_bytes_ = 0.0;            ///< of one scale for each row, of all quantized sides, per token
   double exact_bytes_ = 0.0;            ///< of all exact sides, per token
   std::vector<double> exact_bytes_of_;  ///< the same for each layer
   BudgetReport report_;

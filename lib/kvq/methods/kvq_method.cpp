@@ -28,6 +28,7 @@ void kvq_defaults(Options& options) {
   options.choose_transform = true;
   options.min_bits = 0;
   options.budget_bits = 2.0;
+  options.weigh = Weigh::bytes;
   options.max_bits = 8;
 }
 

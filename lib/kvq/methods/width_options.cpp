@@ -77,7 +77,7 @@ OptionSpec budget_bits_option() {
 
 OptionSpec budget_bytes_option() {
   OptionSpec spec =
-      budget_option({"--budget-bytes", kBudgets, "instead: bytes a token and layer, scales and padding included"},
+      budget_option({"--budget-bytes", kBudgets, "instead: bytes a token and layer in pages, scales included"},
                     &Options::budget_bytes, "budget_bytes");
   const auto store = spec.set;
   spec.set = [store](Options& o, const OptionValue& value) {
@@ -87,6 +87,14 @@ OptionSpec budget_bytes_option() {
     store(o, value);
   };
   return spec;
+}
+
+OptionSpec weigh_option() {
+  return choice_option<Weigh>(
+      {"--weigh", kBudgets,
+       "what --budget-bits counts: code bits alone, or bytes in pages, one scale a row allowed [bits; kvq: bytes]"},
+      &Options::weigh, {Weigh::bits, Weigh::bytes},
+      {.key = "weigh", .when = [](const Options& o) { return o.budget_bits && o.weigh == Weigh::bytes; }});
 }
 
 const char* allocation_flag(Side side) { return side == Side::k ? "--k-allocation" : "--v-allocation"; }
@@ -123,6 +131,7 @@ std::vector<OptionSpec> budget_options() {
   return {
       budget_bits_option(),
       budget_bytes_option(),
+      weigh_option(),
       toggle_option({"--uniform-layout", kBudgets, "equal rows in all layers"}, &Options::uniform_layout,
                     {.key = "uniform_layout", .when = has_budget}),
       toggle_option(
@@ -150,6 +159,8 @@ void settle_widths(const Method& method, Options& options, const GivenOptions& g
 
 void settle_budget(Options& options, const GivenOptions& given) {
   if (given.has("--budget-bytes") && !given.has("--budget-bits")) options.budget_bits = std::nullopt;
+  if (given.has("--weigh") && !options.budget_bits)
+    throw Error{ErrorKind::usage, "--weigh needs --budget-bits: other budgets count in bytes"};
 }
 
 }  // namespace kvq

@@ -89,6 +89,8 @@ PageLayout page_layout_of(const LayerPlan& plan, int page_size) {
           plan.geometry.num_kv_heads, page_size};
 }
 
+int page_row_bytes(const TensorPlan& plan, int dim) { return tile_side(plan, dim).bytes() / kTileTokens; }
+
 bool has_bfloat_scales(const TensorPlan& plan) {
   return !is_exact(plan.coder) && scale_type(plan.coder) == ScaleType::bf16;
 }

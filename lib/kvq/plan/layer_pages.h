@@ -35,6 +35,10 @@ bool is_page_size(int tokens);
 /// @throws           Error{unsupported} naming layer, side, what is supported and what was found, all faults at once
 PageLayout page_layout_of(const LayerPlan& plan, int page_size);
 
+/// Bytes that a token and head of a side takes in pages: codes in whole words, scales, minima, and a centroid's index.
+/// @param plan  valid
+int page_row_bytes(const TensorPlan& plan, int dim);
+
 /// Whether a side's numbers, its scales and minima or zero points, are bfloat16.
 bool has_bfloat_scales(const TensorPlan& plan);
 
