@@ -221,17 +221,15 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
   constexpr int kLaneWords = [] {
     if constexpr (T::kLinear)
-      return 2 * Side::kPairs;
+      return 1;  // linear rows load words where they use them
     else
       return 2 * Side::kWords;
   }();
   unsigned words[kTiles][kLaneWords];
+  if constexpr (!T::kLinear) {
 #pragma unroll
-  for (int u = 0; u < kTiles; ++u)
-    if constexpr (T::kLinear)
-      load_linear_values<Side>(values + u * Side::side().bytes(), lane, words[u]);
-    else
-      load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+    for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+  }
 
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
@@ -278,7 +276,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
       columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
     }
     if constexpr (T::kLinear) {
-      add_linear_values<T>(words, columns, weight_scale, state.out);
+      add_linear_values<T>(values, columns, weight_scale, lane, state.out);
       continue;
     } else {
       // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If

@@ -57,48 +57,44 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
   score0 = scores[0], score1 = scores[1];
 }
 
-/// Loads the lane's words of a tile of values, two at a time: with those of another tile they are a whole operand,
-/// which needs neighboring registers.
-template <typename Side>
-__device__ __forceinline__ void load_linear_values(const unsigned char* tile, int lane,
-                                                   unsigned (&words)[2 * Side::kPairs]) {
-  const unsigned from = ptx::shared_address(tile) + static_cast<unsigned>(lane * 16);
-#pragma unroll
-  for (int h = 0; h < 2 * Side::kLongChunks; ++h)
-    ptx::ld_shared_v2(from + static_cast<unsigned>(h / 2 * 512 + h % 2 * 8), words[2 * h], words[2 * h + 1]);
-  if constexpr (Side::kChunks > Side::kLongChunks)
-    ptx::ld_shared_v2(from + static_cast<unsigned>(Side::kLongChunks * 512 - lane * 8), words[4 * Side::kLongChunks],
-                      words[4 * Side::kLongChunks + 1]);
-}
-
 /// Adds weights of a stage's tokens to sums for each byte of the row. A mask leaves one bit of each byte of a word, so
 /// out[8 h + k] sums up 2^k times bit k. Two masks are saved: the sums k = 0 and 7 are those of the whole byte, as an
 /// unsigned and as a signed number. finish_linear_values() makes sums of bits of them.
+/// @param values   tiles
 /// @param columns  of each tile: the second operand
 template <typename T, int kTiles>
-__device__ __forceinline__ void add_linear_values(const unsigned (&words)[kTiles][2 * T::VSide::kPairs],
-                                                  const unsigned (&columns)[kTiles], float weight_scale,
-                                                  float (&out)[T::kSumBlocks][2]) {
+__device__ __forceinline__ void add_linear_values(const unsigned char* values, const unsigned (&columns)[kTiles],
+                                                  float weight_scale, int lane, float (&out)[T::kSumBlocks][2]) {
+  using Side = typename T::VSide;
 #pragma unroll
-  for (int h = 0; h < T::VSide::kPairs; ++h)
+  for (int h = 0; h < Side::kPairs; ++h) {
+    // Two words of a tile at a time: with those of another tile they are a whole operand, in neighboring registers. One
+    // load of all four words, which the compiler would make of two, needs moves.
+    const bool is_long = h < 2 * Side::kLongChunks;
+    const unsigned char* from =
+        values + h / 2 * 512 + (is_long ? lane * 16 + (h % 2 ? static_cast<int>(ptx::copied(8)) : 0) : lane * 8);
+    uint2 words[kTiles];
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u) words[u] = *reinterpret_cast<const uint2*>(from + u * Side::side().bytes());
 #pragma unroll
     for (int bit = 0; bit < 8; ++bit) {
       const unsigned mask = bit == 0 || bit == 7 ? ~0u : 0x01010101u << bit;
       int sums[4] = {};
 #pragma unroll
       for (int pair = 0; pair < kTiles / 2; ++pair) {
-        const unsigned a0 = words[2 * pair][2 * h] & mask, a1 = words[2 * pair][2 * h + 1] & mask,
-                       a2 = words[2 * pair + 1][2 * h] & mask, a3 = words[2 * pair + 1][2 * h + 1] & mask;
+        const uint2 &first = words[2 * pair], &second = words[2 * pair + 1];
         if (bit == 7)
-          ptx::mma_m16n8k32_s8u8(sums, a0, a1, a2, a3, columns[2 * pair], columns[2 * pair + 1]);
+          ptx::mma_m16n8k32_s8u8(sums, first.x, first.y, second.x, second.y, columns[2 * pair], columns[2 * pair + 1]);
         else
-          ptx::mma_m16n8k32_u8u8(sums, a0, a1, a2, a3, columns[2 * pair], columns[2 * pair + 1]);
+          ptx::mma_m16n8k32_u8u8(sums, first.x & mask, first.y & mask, second.x & mask, second.y & mask,
+                                 columns[2 * pair], columns[2 * pair + 1]);
       }
       float(&to)[2] = out[8 * h + bit];
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         to[i] = fmaf(static_cast<float>(sums[2 * i] * 256 + sums[2 * i + 1]), weight_scale, to[i]);
     }
+  }
 }
 
 /// Makes sums of bits, each +1/2 or -1/2, of those that add_linear_values() leaves.
