@@ -288,9 +288,9 @@ def lanes():
 
 
 def of_two_tokens(row: int, words, first_word: int):
-    """A lane's bytes of a chunk of keys: these words of the chunk, of two tokens."""
-    for token in (row, row + 8):
-        for word in words:
+    """A lane's bytes of a chunk of keys: each of these words of the chunk, of two tokens."""
+    for word in words:
+        for token in (row, row + 8):
             yield from ((token, 4 * (first_word + word) + i) for i in range(4))
 
 

@@ -121,7 +121,7 @@ __device__ void round_query(Float* row, int dim, Float most) {
 }
 
 constexpr int kMostRowBits = 1024;
-constexpr float kLinearQuery = 2047;  ///< largest integer of a query for linear rows, of DecodeTraits::kPlanes bits
+constexpr float kLinearQuery = 8191;  ///< largest integer of a query for linear rows, of DecodeTraits::kPlanes bits
 
 /// Theta [Hkv, D, B] of the linear rows of both sides, else null.
 struct PlainBases {

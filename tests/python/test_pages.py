@@ -94,7 +94,7 @@ class Side:
                 return 64 * eights + 8 * (4 * (y % 8) + t) + 4 * (y % 16 // 8) + i
             return 64 * fours + 4 * (4 * (y - 4 * fours) + t) + i
         if word < eights:
-            return 512 * chunk + 16 * (4 * r + word % 8 // 2) + 8 * high + 4 * (word % 2) + y % 4
+            return 512 * chunk + 16 * (4 * r + word % 8 // 2) + 8 * (word % 2) + 4 * high + y % 4
         if word < fours:
             return 64 * eights + 8 * (4 * r + word % 4) + 4 * high + y % 4
         return 64 * fours + 8 * (r * e + word - fours) + 4 * high + y % 4

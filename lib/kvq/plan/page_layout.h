@@ -213,7 +213,7 @@ KVQ_HD constexpr int chunked_words(const TileSide& side) { return side.row_words
 /// Offset in a key tile of a word of a token's row.
 KVQ_HD constexpr int key_word_offset(const TileSide& side, int token, int word) {
   const int row = token % 8, half = token / 8, eights = side.row_words / 8 * 8, chunked = chunked_words(side);
-  if (word < eights) return word / 8 * 512 + (4 * row + word % 8 / 2) * 16 + half * 8 + word % 2 * 4;
+  if (word < eights) return word / 8 * 512 + (4 * row + word % 8 / 2) * 16 + word % 2 * 8 + half * 4;
   if (word < chunked) return eights * 64 + (4 * row + word - eights) * 8 + half * 4;
   return chunked * 64 + (row * (side.row_words - chunked) + word - chunked) * 8 + half * 4;
 }

@@ -395,7 +395,7 @@ TEST_CASE("A lane of a bit tile finds the words of two tokens, or the bytes of f
     for (int t = 0; t < 4; ++t) {
       const int lane = 4 * r + t;
       for (int i = 0; i < 4; ++i) {
-        CHECK(key_word_offset(side, r + i / 2 * 8, 2 * t + i % 2) == 16 * lane + 4 * i);
+        CHECK(key_word_offset(side, r + i % 2 * 8, 2 * t + i / 2) == 16 * lane + 4 * i);
         const int token = 2 * t + i / 2 + i % 2 * 8;
         for (int word = 0; word < 4; ++word)
           CHECK(value_byte_offset(side, token, r + 8 * word) == 16 * lane + 4 * word + i);

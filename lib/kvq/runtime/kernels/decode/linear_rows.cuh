@@ -31,11 +31,9 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
     const auto& planes = &fragment[c * kPlanePairs];
     if (c < Side::kLongChunks) {
       const uint4 a = *reinterpret_cast<const uint4*>(tile + c * 512 + lane * 16);
-      // Copies, because an operand takes neighboring registers in this order.
-      const unsigned a0 = ptx::copied(a.x), a1 = ptx::copied(a.z), a2 = ptx::copied(a.y), a3 = ptx::copied(a.w);
 #pragma unroll
       for (int p = 0; p < kPlanePairs; ++p)
-        ptx::mma_m16n8k256_b1(counts[p], a0, a1, a2, a3, planes[p][0], planes[p][1]);
+        ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, planes[p][0], planes[p][1]);
     } else {
       const uint2 a = *reinterpret_cast<const uint2*>(tile + c * 512 + lane * 8);
 #pragma unroll

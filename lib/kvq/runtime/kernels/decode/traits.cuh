@@ -93,7 +93,7 @@ struct DecodeTraits {
   static constexpr int kQueryBuffers = kLargeStage ? kPolicy.large_query_buffers : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
-  static constexpr int kPlanes = 12;  ///< bits of a query's integers, for linear rows: even
+  static constexpr int kPlanes = 14;  ///< bits of a query's integers, for linear rows: even
   static constexpr int kSteps = [] {
     if constexpr (kLinear) return KSide::kChunks * (kPlanes / 2);
     return kExact ? 1 : kHeadDim / 32;
