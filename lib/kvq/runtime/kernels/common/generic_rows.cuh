@@ -43,9 +43,11 @@ __device__ __forceinline__ float stored(float x, const TileSide& side, bool bflo
   return y;
 }
 
-/// step[b] of packing.md (b), b = 2, 3, 4.
+/// step[b] of packing.md (b), b = 1 .. 8.
 __device__ __forceinline__ float gaussian_step(int bits) {
-  return bits == 2 ? 0.9956867f : bits == 3 ? 0.58601946f : 0.3352006f;
+  if (bits <= 4)
+    return bits == 1 ? 1.5957691f : bits == 2 ? 0.9956867f : bits == 3 ? 0.58601946f : 0.3352006f;
+  return bits == 5 ? 0.18813878f : bits == 6 ? 0.10406301f : bits == 7 ? 0.056867674f : 0.030762387f;
 }
 
 template <typename Add>
@@ -92,78 +94,100 @@ __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane
   __syncwarp();
 }
 
-/// Quantizes a row to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
+/// A group of uniform codes.
+struct UniformGroup {
+  int bits, channels;
+  bool affine, integer_zero;
+  ScaleRule rule;
+};
+/// Bits of a group's numbers; `second` is the minimum or zero point of affine codes.
+struct GroupNumbers {
+  unsigned scale = 0, second = 0;
+};
+
+/// Quantizes a group, packing.md (a) and (b). All lanes of a warp call it and get the numbers.
+/// @param row    [channels]  @param codes [channels]
+/// @param side   has the type of the numbers
+__device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const UniformGroup& group,
+                                                       const TileSide& side, bool bfloat, std::uint8_t* codes,
+                                                       int lane) {
+  const LaneChannels own(group.channels, lane);
+  const int levels = (1 << group.bits) - 1, half = 1 << (group.bits - 1);
+  const float size = static_cast<float>(group.channels);
+  float x[kMostEach], y[kMostEach];
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) x[i] = i < own.count ? row[own.first + i] : 0.0f;
+  GroupNumbers numbers;
+  float step;
+  if (group.affine) {
+    float low = row[0], high = low;
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i)
+      if (i < own.count) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
+    low = across_warp(low, [](float a, float b) { return fminf(a, b); });
+    high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
+    const float range = fminf(__fsub_rn(high, low), 3.40282347e38f);
+    step = stored(__fdiv_rn(range, static_cast<float>(levels)), side, bfloat, numbers.scale);
+    float second = low;  // minimum or zero point
+    if (group.integer_zero) second = step == 0.0f ? 0.0f : floorf(__fadd_rn(__fdiv_rn(-low, step), 0.5f));
+    second = stored(second, side, bfloat, numbers.second);
+    if (step == 0.0f) numbers.scale = 0;
+    if (second == 0.0f) numbers.second = 0;
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) {
+      const float quotient = group.integer_zero ? __fadd_rn(floorf(__fadd_rn(__fdiv_rn(x[i], step), 0.5f)), second)
+                                                : floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], second), step), 0.5f));
+      const int code = static_cast<int>(fminf(fmaxf(quotient, 0.0f), static_cast<float>(levels)));
+      if (i < own.count) codes[own.first + i] = static_cast<std::uint8_t>(step == 0.0f ? 0 : code);
+    }
+    return numbers;
+  }
+  float energy = 0.0f;
+  if (group.rule == ScaleRule::absmax) {
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) most = fmaxf(most, fabsf(x[i]));
+    most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
+    step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), side, bfloat, numbers.scale);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
+    energy = tree_sum(y);
+    step = stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat,
+                  numbers.scale);
+  }
+  int squares = 0;  // sum of squared levels
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    const float quotient = floorf(__fdiv_rn(x[i], step)), edge = static_cast<float>(half);
+    const int code = step == 0.0f ? half : static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + half;
+    const int level = 2 * code - levels;
+    y[i] = 0.0f;
+    if (i < own.count) {
+      codes[own.first + i] = static_cast<std::uint8_t>(code);
+      squares += level * level;
+      y[i] = __fmul_rn(x[i], static_cast<float>(level));
+    }
+  }
+  const float n = static_cast<float>(__reduce_add_sync(kAll, squares));
+  if (group.rule == ScaleRule::norm)
+    stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), side, bfloat, numbers.scale);
+  else if (group.rule == ScaleRule::least_squares)
+    stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), side, bfloat, numbers.scale);
+  if (step == 0.0f) numbers.scale = 0;
+  return numbers;
+}
+
+/// Quantizes a row of code tiles to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
 __device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
                                            std::uint8_t* codes, unsigned* params, int lane) {
-  const LaneChannels own(side.group_size, lane);
-  const int levels = (1 << side.bits) - 1, half = 1 << (side.bits - 1);
-  const float size = static_cast<float>(side.group_size);
+  const UniformGroup format{side.bits, side.group_size, side.numbers == 2, side.integer_zero, rule};
   for (int group = 0; group < side.groups(); ++group) {
-    const int first = group * side.group_size + own.first;
-    float x[kMostEach], y[kMostEach];
-#pragma unroll
-    for (int i = 0; i < kMostEach; ++i) x[i] = i < own.count ? row[first + i] : 0.0f;
-    unsigned scale_bits = 0, second_bits = 0;
-    float step;
-    if (side.numbers == 2) {
-      float low = row[group * side.group_size], high = low;
-#pragma unroll
-      for (int i = 0; i < kMostEach; ++i)
-        if (i < own.count) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
-      low = across_warp(low, [](float a, float b) { return fminf(a, b); });
-      high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
-      const float range = fminf(__fsub_rn(high, low), 3.40282347e38f);
-      step = stored(__fdiv_rn(range, static_cast<float>(levels)), side, bfloat, scale_bits);
-      float second = low;  // minimum or zero point
-      if (side.integer_zero) second = step == 0.0f ? 0.0f : floorf(__fadd_rn(__fdiv_rn(-low, step), 0.5f));
-      second = stored(second, side, bfloat, second_bits);
-      if (step == 0.0f) scale_bits = 0;
-      if (second == 0.0f) second_bits = 0;
-#pragma unroll
-      for (int i = 0; i < kMostEach; ++i) {
-        const float quotient = side.integer_zero ? __fadd_rn(floorf(__fadd_rn(__fdiv_rn(x[i], step), 0.5f)), second)
-                                                 : floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], second), step), 0.5f));
-        const int code = static_cast<int>(fminf(fmaxf(quotient, 0.0f), static_cast<float>(levels)));
-        if (i < own.count) codes[first + i] = static_cast<std::uint8_t>(step == 0.0f ? 0 : code);
-      }
-    } else {
-      float energy = 0.0f;
-      if (rule == ScaleRule::absmax) {
-        float most = 0.0f;
-#pragma unroll
-        for (int i = 0; i < kMostEach; ++i) most = fmaxf(most, fabsf(x[i]));
-        most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
-        step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), side, bfloat, scale_bits);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
-        energy = tree_sum(y);
-        step =
-            stored(__fmul_rn(gaussian_step(side.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat, scale_bits);
-      }
-      int squares = 0;  // sum of squared levels
-#pragma unroll
-      for (int i = 0; i < kMostEach; ++i) {
-        const float quotient = floorf(__fdiv_rn(x[i], step)), edge = static_cast<float>(half);
-        const int code = step == 0.0f ? half : static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + half;
-        const int level = 2 * code - levels;
-        y[i] = 0.0f;
-        if (i < own.count) {
-          codes[first + i] = static_cast<std::uint8_t>(code);
-          squares += level * level;
-          y[i] = __fmul_rn(x[i], static_cast<float>(level));
-        }
-      }
-      const float n = static_cast<float>(__reduce_add_sync(kAll, squares));
-      if (rule == ScaleRule::norm)
-        stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), side, bfloat, scale_bits);
-      else if (rule == ScaleRule::least_squares)
-        stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), side, bfloat, scale_bits);
-      if (step == 0.0f) scale_bits = 0;
-    }
+    const int first = group * side.group_size;
+    const GroupNumbers numbers = encode_uniform(row + first, format, side, bfloat, codes + first, lane);
     if (lane == 0) {
-      params[group * side.numbers] = scale_bits;
-      if (side.numbers == 2) params[group * side.numbers + 1] = second_bits;
+      params[group * side.numbers] = numbers.scale;
+      if (side.numbers == 2) params[group * side.numbers + 1] = numbers.second;
     }
   }
   __syncwarp();
@@ -176,13 +200,24 @@ __device__ __forceinline__ bool is_finite_row(const float* row, int dim, int lan
   return __all_sync(kAll, finite);
 }
 
+/// The number of a row that is not finite.
+__device__ __forceinline__ unsigned quiet_nan(const TileSide& side, bool bfloat) {
+  return side.number_size == 4 ? 0x7FC00000u : bfloat ? 0x7FC0u : 0x7E00u;
+}
+
 /// Codes and group parameters of a row that is not finite. All lanes of a warp call it.
 __device__ __forceinline__ void poison_row(const TileSide& side, bool bfloat, std::uint8_t* codes, unsigned* params,
                                            int lane) {
-  const unsigned quiet_nan = side.number_size == 4 ? 0x7FC00000u : bfloat ? 0x7FC0u : 0x7E00u;
   for (int c = lane; c < side.head_dim; c += 32) codes[c] = 0;
-  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = quiet_nan;
+  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = quiet_nan(side, bfloat);
   __syncwarp();
+}
+
+__device__ __forceinline__ void store_number(std::byte* at, const TileSide& side, unsigned bits) {
+  if (side.number_size == 4)
+    *reinterpret_cast<unsigned*>(at) = bits;
+  else
+    *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(bits);
 }
 
 /// Stores a quantized row as a token of a tile. All lanes of a warp call it.
@@ -199,13 +234,8 @@ __device__ __forceinline__ void store_codes(const std::uint8_t* codes, const uns
     tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)] =
         static_cast<std::byte>(all);
   }
-  for (int i = lane; i < count; i += 32) {
-    std::byte* at = tile + number_offset(side, token, i / side.numbers, i % side.numbers);
-    if (side.number_size == 4)
-      *reinterpret_cast<unsigned*>(at) = params[i];
-    else
-      *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(params[i]);
-  }
+  for (int i = lane; i < count; i += 32)
+    store_number(tile + number_offset(side, token, i / side.numbers, i % side.numbers), side, params[i]);
 }
 
 /// Stores a row as bfloat16. @param order  format whose value_place() permutes the channels; exact: no permutation
@@ -224,28 +254,20 @@ __device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t p
 
 /// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
 /// behind a barrier after `x` and `page` are written.
-__device__ __forceinline__ void code_rows(GenericRows& rows, const CacheFormat& format, bool value, ScaleRule rule,
-                                          int clip_rank, const PageTiles& tile_of) {
-  const TileSide& side = format.side(value);
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once.
-  bool whole = rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
+/// @param store  (row of the block, tile, token): quantizes the row and stores it; a warp calls it
+/// @param warps  that quantize rows at the same time
+template <typename Store>
+__device__ __forceinline__ void code_rows(GenericRows& rows, const TileSide& side, const PageTiles& tile_of, int warps,
+                                          Store store) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once. (Bit tiles may be
+  // too large.)
+  bool whole = !side.is_bits() && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
   for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
-  for (int i = warp; i < kTileTokens; i += kWarps) {
+  for (int i = warp; i < kTileTokens && warp < warps; i += warps) {
     if (rows.page[i] < 0) continue;
     std::byte* tile = whole ? rows.tile : tile_of(rows.page[i]);
-    const int token = static_cast<int>(rows.page[i]) % kTileTokens;
-    if (side.exact()) {
-      store_exact(rows.x[i], side.head_dim, side, tile, token, lane);
-      continue;
-    }
-    if (is_finite_row(rows.x[i], side.head_dim, lane)) {
-      if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
-      encode_row(rows.x[i], side, format.bfloat(value), rule, rows.codes[warp], rows.params[warp], lane);
-    } else {
-      poison_row(side, format.bfloat(value), rows.codes[warp], rows.params[warp], lane);
-    }
-    store_codes(rows.codes[warp], rows.params[warp], side, value, tile, token, lane);
+    store(i, tile, static_cast<int>(rows.page[i]) % kTileTokens);
     __syncwarp();
   }
   __syncthreads();
@@ -254,6 +276,26 @@ __device__ __forceinline__ void code_rows(GenericRows& rows, const CacheFormat& 
   for (int i = 16 * thread; i < side.bytes(); i += 16 * kThreads)
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(rows.tile + i);
   __syncthreads();
+}
+
+/// Quantizes a row of code tiles or of an exact side, and stores it. All lanes of a warp call it.
+/// @return  the row is finite
+__device__ __forceinline__ bool code_row(GenericRows& rows, int i, const TileSide& side, bool bfloat, bool value,
+                                         ScaleRule rule, int clip_rank, std::byte* tile, int token) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  if (side.exact()) {
+    store_exact(rows.x[i], side.head_dim, side, tile, token, lane);
+    return true;
+  }
+  const bool finite = is_finite_row(rows.x[i], side.head_dim, lane);
+  if (finite) {
+    if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
+    encode_row(rows.x[i], side, bfloat, rule, rows.codes[warp], rows.params[warp], lane);
+  } else {
+    poison_row(side, bfloat, rows.codes[warp], rows.params[warp], lane);
+  }
+  store_codes(rows.codes[warp], rows.params[warp], side, value, tile, token, lane);
+  return finite;
 }
 
 }  // namespace kvq::generic
