@@ -45,8 +45,7 @@ struct DescribeCoder {
   void operator()(const TrellisGroup& coder) const {
     segment.kind = CodeKind::trellis, segment.memory = coder.memory();
     segment.table = tables.add({coder.values().begin(), coder.values().end()});
-    survivor_bytes =
-        std::max(survivor_bytes, trellis_survivor_bytes(coder.bits(), coder.memory(), segment.group_size));
+    survivor_bytes = std::max(survivor_bytes, trellis_survivor_bytes(coder.bits(), coder.memory(), segment.group_size));
   }
 };
 
@@ -60,9 +59,8 @@ HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, in
       segment.group_size = uniform->group_size;
       describe(*uniform);
     } else {
-      const auto group = std::find_if(codec.groups().begin(), codec.groups().end(), [&](const ChannelGroup& each) {
-        return each.first == place.first_channel;
-      });
+      const auto group = std::find_if(codec.groups().begin(), codec.groups().end(),
+                                      [&](const ChannelGroup& each) { return each.first == place.first_channel; });
       KVQ_ASSERT(group != codec.groups().end());
       segment.group_size = group->count, segment.gain = group->gain;
       std::visit(describe, group->coder);

@@ -5,7 +5,8 @@
 
 #include <vector>
 
-/// Constant data of generic kernels (RowCode), made from a plan on the host; the caller copies the arrays to the device.
+/// Constant data of generic kernels (RowCode), made from a plan on the host; the caller copies the arrays to the
+/// device.
 namespace kvq {
 
 /// The rows of one side in bit tiles.

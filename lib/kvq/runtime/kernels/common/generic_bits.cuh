@@ -1,8 +1,8 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/common/generic_trellis.cuh>
-#include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/unit_values.cuh>
 
 /// From rotated rows in shared memory to rows in bit tiles, and the choice of centroids, as packing.md says; a warp
@@ -13,10 +13,10 @@ constexpr int kMostRowWords = kGenericHeadDim * 8 / 32;
 
 /// Shared memory of one warp that quantizes rows of bits.
 struct BitRow {
-  float* y;              ///< [D] channels with the scale left out, then unit values
-  std::uint8_t* codes;   ///< [D]
-  unsigned* words;       ///< [kMostRowWords] the row
-  float* costs;          ///< of TrellisSearch
+  float* y;             ///< [D] channels with the scale left out, then unit values
+  std::uint8_t* codes;  ///< [D]
+  unsigned* words;      ///< [kMostRowWords] the row
+  float* costs;         ///< of TrellisSearch
   std::uint8_t* survivors;
 };
 
@@ -40,8 +40,8 @@ __device__ __forceinline__ float tree_of(int count, Term term, int lane) {
 }
 
 /// Codes of y, with the scale left out, and their unit values in place of y. All lanes of a warp call it.
-__device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRow& row, int count,
-                                             std::uint8_t* codes, int lane) {
+__device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRow& row,
+                                             int count, std::uint8_t* codes, int lane) {
   const int bits = segment.place.bits;
   const float* table = tables + segment.table;
   if (segment.kind == CodeKind::trellis) {
@@ -119,8 +119,7 @@ __device__ __forceinline__ unsigned encode_with_row_scale(const float* x, const 
     channels += segment.place.channels;
   }
   unsigned bits = 0;
-  const float d =
-      stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), side, bfloat, bits);
+  const float d = stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), side, bfloat, bits);
   SumOfSegments n, p;
   for (int s = 0; s < head.num_segments; ++s) {
     const RowSegment& segment = head.segments[s];
@@ -128,7 +127,8 @@ __device__ __forceinline__ unsigned encode_with_row_scale(const float* x, const 
     const float* of = x + first;
     const float t = __fmul_rn(segment.gain, d);
     if (t == 0.0f) {
-      for (int c = lane; c < count; c += 32) row.codes[first + c] = static_cast<std::uint8_t>(1 << (segment.place.bits - 1));
+      for (int c = lane; c < count; c += 32)
+        row.codes[first + c] = static_cast<std::uint8_t>(1 << (segment.place.bits - 1));
       __syncwarp();
     } else {
       for (int c = lane; c < count; c += 32) row.y[c] = __fdiv_rn(of[c], t);
@@ -198,12 +198,13 @@ __device__ __forceinline__ bool code_bit_row(float* x, const HeadRows& head, con
       for (int g = 0; g < segment.place.channels / count; ++g) {
         const int first = segment.place.first_channel + g * count, number = segment.first_number + g;
         if (segment.kind == CodeKind::codebook || segment.kind == CodeKind::trellis) {
-          put(number, encode_searched(x + first, segment, code.tables, rule, side, bfloat, row, row.codes + first, lane));
+          put(number,
+              encode_searched(x + first, segment, code.tables, rule, side, bfloat, row, row.codes + first, lane));
           continue;
         }
         const GroupNumbers found =
-            encode_uniform(x + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule}, side, bfloat,
-                           row.codes + first, lane);
+            encode_uniform(x + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule}, side,
+                           bfloat, row.codes + first, lane);
         put(number, found.scale);
         if (affine) put(head.groups + number, found.second);
       }

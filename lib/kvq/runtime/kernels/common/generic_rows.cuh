@@ -45,8 +45,7 @@ __device__ __forceinline__ float stored(float x, const TileSide& side, bool bflo
 
 /// step[b] of packing.md (b), b = 1 .. 8.
 __device__ __forceinline__ float gaussian_step(int bits) {
-  if (bits <= 4)
-    return bits == 1 ? 1.5957691f : bits == 2 ? 0.9956867f : bits == 3 ? 0.58601946f : 0.3352006f;
+  if (bits <= 4) return bits == 1 ? 1.5957691f : bits == 2 ? 0.9956867f : bits == 3 ? 0.58601946f : 0.3352006f;
   return bits == 5 ? 0.18813878f : bits == 6 ? 0.10406301f : bits == 7 ? 0.056867674f : 0.030762387f;
 }
 
@@ -153,8 +152,8 @@ __device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const U
 #pragma unroll
     for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
     energy = tree_sum(y);
-    step = stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat,
-                  numbers.scale);
+    step =
+        stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat, numbers.scale);
   }
   int squares = 0;  // sum of squared levels
 #pragma unroll
@@ -260,8 +259,8 @@ template <typename Store>
 __device__ __forceinline__ void code_rows(GenericRows& rows, const TileSide& side, const PageTiles& tile_of, int warps,
                                           Store store) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once. (Bit tiles may be
-  // too large.)
+  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once. (Bit tiles may
+  // be too large.)
   bool whole = !side.is_bits() && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
   for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
   for (int i = warp; i < kTileTokens && warp < warps; i += warps) {

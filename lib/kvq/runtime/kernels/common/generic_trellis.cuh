@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/constants.cuh>
 #include <kvq/runtime/kernels/common/row_code.h>
+#include <kvq/runtime/kernels/common/constants.cuh>
 
 /// The codes of a trellis (packing.md (d)) by a warp: the two Viterbi runs, with survivors in memory of the caller.
 namespace kvq::generic {
@@ -52,8 +52,7 @@ __device__ __forceinline__ int cheapest_state(const TrellisSearch& trellis, int 
   };
   for (int state = lane; state < trellis.states(); state += 32) take(trellis.cost(steps)[state], state);
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2)
-    take(__shfl_xor_sync(kAll, cost, step), __shfl_xor_sync(kAll, best, step));
+  for (int step = 1; step < 32; step *= 2) take(__shfl_xor_sync(kAll, cost, step), __shfl_xor_sync(kAll, best, step));
   return best;
 }
 

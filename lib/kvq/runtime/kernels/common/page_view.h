@@ -2,6 +2,7 @@
 
 #include <kvq/plan/page_layout.h>
 #include <kvq/runtime/kernels/common/rotation.h>
+#include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/sequences.h>
 
 #include <cstddef>
@@ -38,6 +39,8 @@ struct PagedCacheView : SequenceTables {
   DeviceRotation rotation_v = {};   ///< x = x_rot @ matrix + center
   const float* center_k = nullptr;  ///< [Hkv, D] or null
   const float* center_v = nullptr;  ///< [Hkv, D] or null
+
+  RowCode code_k = {}, code_v = {};  ///< for generic kernels
 };
 
 }  // namespace kvq

@@ -40,10 +40,10 @@ struct RowCode {
 
   // centroids
   int num_centroids = 0;
-  bool joint = false;                         ///< one index for all heads of a token
-  bool per_head = false;                      ///< centroids are [Hkv, C, D], else [1, C, D]
-  const float* centroids = nullptr;           ///< unrotated, for writing
-  const float* rotated_centroids = nullptr;   ///< M @ A, for reading: a row is read in the basis of x @ A
+  bool joint = false;                        ///< one index for all heads of a token
+  bool per_head = false;                     ///< centroids are [Hkv, C, D], else [1, C, D]
+  const float* centroids = nullptr;          ///< unrotated, for writing
+  const float* rotated_centroids = nullptr;  ///< M @ A, for reading: a row is read in the basis of x @ A
 };
 
 /// Bytes of the survivors of a trellis's search in a group: one for each step and state. The seam's run has steps for

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/scheme.h>
+#include <kvq/runtime/kernels/common/row_code.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,7 @@ struct WriteSide {
   /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; rotated rows are
   /// multiplied by them; or null: 1.
   const float* row_scales = nullptr;
+  RowCode code = {};  ///< for generic kernels
 };
 
 }  // namespace kvq
