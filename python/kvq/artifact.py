@@ -60,6 +60,13 @@ class SidePlan:
     def row_bytes(self) -> int:
         return self.scheme.row_bytes(self.dim)
 
+    @property
+    def page_row_bytes(self) -> int:
+        """Bytes of a token and head in pages. All heads have the words of the longest row and the numbers of the row
+        with the most."""
+        codes = max(scheme.page_bytes(self.dim) - scheme.number_bytes(self.dim) for scheme in self.schemes)
+        return codes + max(scheme.number_bytes(self.dim) for scheme in self.schemes)
+
     def head_index(self, kv_head: int) -> int:
         return 0 if self.scope == "layer" else kv_head
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from .artifact import SidePlan
 from .artifact_reader import load_artifact
 from .builtin_schemes import BuiltinPlans
 from .coded_attention import ArtifactPlans, Windows
@@ -26,7 +27,7 @@ class Candidate:
         return self.manifest is not None and "trellis" in self.manifest.get("requires", ())
 
     def bytes_per_token(self, layers: dict[int, tuple[int, int, int]]) -> int:
-        """Bytes of a coded token in all layers: keys and values of every KV head. layers: of GeometryProbe
+        """Bytes of a coded token in the pages of all layers: keys and values of every KV head. layers: of GeometryProbe
 
         Raises what plan_of raises for an artifact that does not fit the model.
         """
@@ -34,7 +35,7 @@ class Candidate:
         for layer, (kv_heads, *dims) in layers.items():
             for side, dim in zip("kv", dims):
                 plan = self.plan_of(layer, side, kv_heads, dim)
-                total += kv_heads * (2 * dim if plan is None else plan.row_bytes)
+                total += kv_heads * (2 * dim if plan is None else bytes_of_row(plan))
         return round(total)
 
     def uncovered(self, layers) -> list[int]:
@@ -43,6 +44,11 @@ class Candidate:
             return []
         covered = {entry["layer"] for entry in self.manifest["layers"]}
         return [layer for layer in sorted(layers) if layer not in covered]
+
+
+def bytes_of_row(plan) -> float:
+    """Of an artifact in pages; of other schemes as they pack rows."""
+    return plan.page_row_bytes if isinstance(plan, SidePlan) else plan.row_bytes
 
 
 def open_candidates(args, model_folder: Path) -> list[Candidate]:

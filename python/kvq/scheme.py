@@ -40,6 +40,11 @@ class Segment(NamedTuple):
         return ((self.end - self.begin) * self.stored_bits + 7) // 8
 
 
+def words(bits: int) -> int:
+    """Words of a row in bit tiles."""
+    return max(1, (bits + 31) // 32)
+
+
 def index_bytes(centroids: int) -> int:
     """Bytes of the index of one of `centroids` centroids; 0 without centroids."""
     return 0 if centroids == 0 else 1 if centroids <= 256 else 2
@@ -173,6 +178,17 @@ class Scheme:
         """Size of a packed row."""
         return self.numbers_begin(dim) + self.number_bytes(dim) + index_bytes(self.centroids)
 
+    def page_bytes(self, dim: int) -> int:
+        """Bytes of a row in pages: formats/pages.md. Code tiles have no padding, bit tiles have whole words."""
+        in_code_tiles = self.coder == "exact" or (
+            self.coder in ("affine", "symmetric")
+            and self.bits in (2, 3, 4)
+            and dim * self.bits % 128 == 0
+            and self.group_size % 32 == 0
+        )
+        codes = self.code_bytes(dim) if in_code_tiles else 4 * words(dim * self.bits)
+        return codes + self.number_bytes(dim) + index_bytes(self.centroids)
+
     def clip_index(self, dim: int) -> int | None:
         """Index of tau among the row's ascending magnitudes; None if the row is not clipped."""
         if self.scale_rule != "minmax" or self.clip_ratio == 1 or self.coder == "exact":
@@ -283,6 +299,11 @@ class MixedScheme:
 
     def number_bytes(self, dim: int) -> int:
         return self.scale_count(dim) * SCALE_BYTES[self.scale_type]
+
+    def page_bytes(self, dim: int) -> int:
+        """Bytes of a row in pages if no other head's row is longer: formats/pages.md, "Bit tiles"."""
+        codes = 4 * words(sum(self.widths[:dim]))
+        return codes + self.number_bytes(dim) + index_bytes(self.centroids)
 
     def needed_bytes(self) -> int:
         """Size without the zero bytes that pad to the row size."""

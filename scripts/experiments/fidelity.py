@@ -216,8 +216,14 @@ class Calibration:
             )
 
 
+def rows_of_token(model):
+    """Rows that a token has: keys and values of all KV heads and layers."""
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"]
+
+
 def perplexity(args, model, artifact):
-    """Perplexity over windows of the evaluation text."""
+    """Perplexity over windows of the evaluation text, and the mean bytes of a row in pages."""
     text = run(
         [
             sys.executable,
@@ -235,7 +241,8 @@ def perplexity(args, model, artifact):
             "--json",
         ]
     )
-    return json.loads(text)["results"][0]["perplexity"]
+    result = json.loads(text)["results"][0]
+    return result["perplexity"], result["bytes_per_token"] / rows_of_token(model)
 
 
 def main():
@@ -284,12 +291,22 @@ def main():
             return 0
         for row, (label, reference, flags) in enumerate(rows):
             found = [job.result() for job in measured[row * len(models) : (row + 1) * len(models)]]
-            results.append({"recipe": label, "flags": flags, "reference": reference, "perplexity": found[0]})
+            values, row_bytes = [value for value, _ in found], found[0][1]
+            results.append(
+                {
+                    "recipe": label,
+                    "flags": flags,
+                    "row_bytes": row_bytes,
+                    "reference": reference,
+                    "perplexity": values[0],
+                }
+            )
             if not args.no_twin:
-                results[-1]["twin_perplexity"] = found[1]
+                results[-1]["twin_perplexity"] = values[1]
             if not args.json:
-                note = "" if reference is None else f"   reference {reference:5.2f} ({found[0] / reference - 1:+.1%})"
-                print(f"{label:<58} {' '.join(f'{value:8.2f}' for value in found)}{note}", flush=True)
+                note = "" if reference is None else f"   reference {reference:5.2f} ({values[0] / reference - 1:+.1%})"
+                numbers = " ".join(f"{value:8.2f}" for value in values)
+                print(f"{label:<58} {row_bytes:6.1f} B {numbers}{note}", flush=True)
     if args.json:
         print(json.dumps(results, indent=2))
     return 0

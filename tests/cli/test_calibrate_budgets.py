@@ -30,8 +30,8 @@ def code_bits(artifact: Artifact, *layers: int) -> float:
 
 
 def row_bytes(artifact: Artifact) -> float:
-    """Bytes of a token: mean over layers with two KV heads each."""
-    return sum(2 * plan.row_bytes for layer in artifact.layers.values() for plan in layer.sides.values()) / len(
+    """Bytes of a token in pages: mean over layers with two KV heads each."""
+    return sum(2 * plan.page_row_bytes for layer in artifact.layers.values() for plan in layer.sides.values()) / len(
         artifact.layers
     )
 
