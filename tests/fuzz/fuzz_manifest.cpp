@@ -27,7 +27,12 @@ void fit_claims(Json& plan, std::span<const std::byte> widths, int dim) {
   int largest = 0;
   for (auto head = a.channel_bits.begin(); a.channel_bits.end() - head >= dim; head += dim) {
     if (*head > 8 || !std::is_sorted(head, head + dim, std::greater<>())) return;
-    largest = std::max(largest, mixed_row_layout(&*head, dim, scale, count == 0 ? 0 : count <= 256 ? 1 : 2).row_bytes);
+    largest = std::max(largest, mixed_row_layout(&*head, dim, scale,
+                                                 count == 0     ? 0
+                                                 : count <= 256 ? 1
+                                                                : 2,
+                                                 plan["allocation"].contains("scale_scope"))
+                                    .row_bytes);
   }
   plan["allocation"]["mean_bits"] = a.mean_bits();
   plan["allocation"]["row_bytes"] = common_row_bytes(largest);

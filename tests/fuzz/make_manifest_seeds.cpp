@@ -85,6 +85,12 @@ TensorPlan mixed_codebook() {
   return plan;
 }
 
+/// One scale a row, with gains for the widths of each head.
+TensorPlan with_row_scale(TensorPlan plan, std::vector<float> gains) {
+  plan.allocation->segment_gain = std::move(gains);
+  return plan;
+}
+
 TensorPlan plain_codebook() {
   TensorPlan plan;
   plan.coder = test::codebook_coder(3, 4, ScaleRule::least_squares, ScaleType::fp16, 3);
@@ -162,6 +168,12 @@ int main(int argc, char** argv) {
   const LayerPlan blocks{.layer = 0, .geometry = kGeometry, .k = mixed_trellis(), .v = std::nullopt};
   const LayerPlan channels{.layer = 0, .geometry = kGeometry, .k = TensorPlan{}, .v = mixed_codebook()};
   const LayerPlan mixed{.layer = 0, .geometry = kGeometry, .k = mixed_trellis(), .v = mixed_codebook()};
+  const LayerPlan one_scale{
+      .layer = 0,
+      .geometry = kGeometry,
+      .k = with_row_scale(mixed_trellis(), {0.5f, 2.0f, 1, 1, 1, 1, 1, 1, /**/ 0.25f, 3.5f, 1, 1, 1, 1, 1, 1}),
+      .v = with_row_scale(mixed_codebook(), {0.5f, 1, 2.0f, 1, 1, 8.0f, 1, 1, /**/ 1.5f, 1, 2.5f, 1, 1, 4.0f, 1, 1}),
+  };
   const LayerPlan plain{.layer = 1, .geometry = kGeometry, .k = plain_trellis(), .v = TensorPlan{}};
   const LayerPlan table{.layer = 2, .geometry = kGeometry, .k = plain_codebook(), .v = std::nullopt};
   write_seed(featured({mixed, plain, table}), folder / "everything_1_1");
@@ -170,7 +182,9 @@ int main(int argc, char** argv) {
   write_seed(featured({plain}), folder / "trellis");
   write_seed(featured({table}), folder / "codebook");
   write_seed(featured({transformed()}), folder / "transforms");
+  write_seed(featured({one_scale}), folder / "one_scale");
   for (const LayerPlan& layer : {mixed, plain, table, transformed()})
     write_seed(with_golden_rows(featured({layer})),
                folder / fmt::format("golden_{}{}", layer.layer, layer.k.transform ? "_transforms" : ""));
+  write_seed(with_golden_rows(featured({one_scale})), folder / "golden_one_scale");
 }

@@ -29,7 +29,9 @@ WITH_ROWS = {  # artifacts of rows.json
     "v1.1": NAMES,
     "v1.2": ("kvq", "block-gtq", "oscar", "quarot", "plain"),
     "v1.3": ("kvq", "oscar", "quarot"),
+    "v1.4": ("kvq", "block-gtq", "symmetric"),
 }
+STATS_OF = {"v1.4": "v1.3"}  # statistics that artifacts of another version were made from
 ROWS = 3  # held-out tokens of rows.json
 
 
@@ -47,7 +49,7 @@ def stats() -> SafetensorsFile:
 
 def test_there_are_golden_files():
     assert [path.parent.name for path in STATS] == ["v1.0", "v1.1", "v1.2", "v1.3"]
-    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4, "v1.2": 5, "v1.3": 3}
+    assert Counter(path.parent.name for path in ARTIFACTS) == {"v1.0": 3, "v1.1": 4, "v1.2": 5, "v1.3": 3, "v1.4": 3}
 
 
 @pytest.mark.parametrize("path", ARTIFACTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -155,6 +157,20 @@ def test_golden_rows_of_1_3_are_attention_with_the_cap(name, tmp_path):
     tensors = {tensor: file.array(tensor) for tensor in file.tensors}
     (tmp_path / "other.safetensors").write_bytes(artifact_builder.to_bytes(manifest, tensors, version="1.3"))
     assert read_artifact.main([str(tmp_path / "other.safetensors"), "--verify"]) == 6
+
+
+# Files of 1.4
+
+
+@pytest.mark.parametrize("name", WITH_ROWS["v1.4"])
+def test_artifacts_of_1_4_have_one_scale_a_row(name):
+    artifact = read(GOLDEN / "v1.4" / f"{name}.safetensors")
+    assert artifact.manifest["version"] == "1.4" and "row_scale" in artifact.manifest["requires"]
+    plans = [plan for layer in artifact.layers.values() for plan in layer.sides.values()]
+    for plan in plans:
+        assert plan.tensors["segment_gain"].shape[1] == 8
+        assert all(scheme.scale_count(plan.dim) == 1 for scheme in plan.schemes)
+    assert max(len(scheme.parts) for plan in plans for scheme in plan.schemes) > 2
 
 
 # Statistics of 1.1
@@ -355,7 +371,7 @@ def hex_bits(row: np.ndarray) -> list[str]:
 
 def coded_rows(version: str) -> list[dict]:
     """The contents of rows.json, computed by the second reader."""
-    stats, rows = SafetensorsFile.open(GOLDEN / version / "stats.safetensors"), []
+    stats, rows = SafetensorsFile.open(GOLDEN / STATS_OF.get(version, version) / "stats.safetensors"), []
     for name in WITH_ROWS[version]:
         for layer, entry in read(GOLDEN / version / f"{name}.safetensors").layers.items():
             for letter, plan in entry.sides.items():

@@ -384,7 +384,9 @@ def test_candidates_are_measured_in_one_run_and_compared_with_exact(models, text
         assert low < change < high
         assert change == pytest.approx(result["perplexity"] / results[0]["perplexity"] - 1)
     layer_bytes = 2 * KV_HEADS * 2  # rows of both sides and layers
-    assert [r["bytes_per_token"] for r in results] == [layer_bytes * b for b in (40, 20, 16, 10, 24)]  # whole words of codes
+    assert [r["bytes_per_token"] for r in results] == [
+        layer_bytes * b for b in (40, 20, 16, 10, 24)
+    ]  # whole words of codes
     again = measure_all(capsys, models["qwen3"], text, *chosen)
     other = measure_all(capsys, models["qwen3"], text, *chosen, "--seed", 5)
     intervals = [[r["difference"]["interval"] for r in d["results"][1:]] for d in (document, again, other)]
