@@ -27,6 +27,7 @@ Json allocation_details(const BitAllocation& a, Json known, int dim) {
   known["entropy"] = width_entropy(histogram);
   known["channel_bits"] = nested(a.channel_bits, channels);
   known["channel_order"] = nested(a.channel_order, channels);
+  if (a.has_row_scale()) known["segment_gain"] = nested(a.segment_gain, std::size_t{kGainWidths});
   known["block_bits"] = nested(a.block_bits, blocks);
   known["block_energy"] = nested(a.block_energy, blocks);
   return known;

@@ -179,9 +179,10 @@ Json model_widths_json(const Artifact& artifact) {
 std::string widths_summary(const TensorPlan& plan, int dim) {
   const BitAllocation& a = *plan.allocation;
   const WidthHistogram histogram = width_histogram(allocated_widths(a));
-  return fmt::format("widths by {}: {}, entropy {:.2f} bits over {}\nrow {} bytes, objective {} over free", a.score,
+  return fmt::format("widths by {}: {}, entropy {:.2f} bits over {}\nrow {} bytes, {}, objective {} over free", a.score,
                      counted(distinct_widths(histogram), "kind"), width_entropy(histogram), slot_name(a),
-                     row_bytes(plan, dim), over_free_text(a));
+                     row_bytes(plan, dim), a.has_row_scale() ? "one scale" : "a scale for each width",
+                     over_free_text(a));
 }
 
 }  // namespace kvq

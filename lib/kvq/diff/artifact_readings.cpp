@@ -55,7 +55,8 @@ std::string coder_text(const TensorPlan& plan) {
       mixed ? fmt::format("mixed {}", plan.allocation->unit) : fmt::format("{}-bit", code_bits(plan.coder));
   text += fmt::format(" {}{}", coder_name(plan.coder), memories);
   if (!mixed) text += fmt::format(" g{}", group_size(plan.coder));
-  text += fmt::format(" {} {}{}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)), zero);
+  text += fmt::format(" {} {}{}{}", to_string(scale_rule(plan.coder)), to_string(scale_type(plan.coder)),
+                      mixed && plan.allocation->has_row_scale() ? "/row" : "", zero);
   if (!plan.center.empty()) text += " centred";
   if (plan.centroids)
     text += fmt::format(" C={}{}{}", plan.centroids->count, plan.centroids->joint ? " joint" : "",
