@@ -146,6 +146,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   if (device < 0 || device >= kDevices) return failed(cudaErrorInvalidDevice);
   switch (attribute) {
     case cudaDevAttrMultiProcessorCount: *value = kMultiprocessors; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = static_cast<int>(kSharedPerBlock); break;
     case cudaDevAttrComputeCapabilityMajor: *value = KVQ_EMULATED_ARCH / 100; break;
     case cudaDevAttrComputeCapabilityMinor: *value = KVQ_EMULATED_ARCH / 10 % 10; break;
     default: return failed(cudaErrorInvalidValue);

@@ -1,6 +1,7 @@
 #include <kvq/core/error.h>
 #include <kvq/runtime/device_image.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/runtime/row_code_data.h>
 
 #include <algorithm>
 #include <cstring>
@@ -75,12 +76,20 @@ std::optional<std::size_t> DeviceImage::put(const std::vector<T>& values) {
   return offset;
 }
 
+void DeviceImage::add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim) {
+  const RowCodeData data = row_code_data(plan, num_kv_heads, dim);
+  side.code = data.values;
+  side.code_heads = put(data.heads), side.code_tables = put(data.tables);
+  side.centroids = put(data.centroids), side.rotated_centroids = put(data.rotated_centroids);
+}
+
 DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
                                                Side which, bool bf16) {
   const int num_kv_heads = geometry.num_kv_heads, dim = geometry.dim(which);
   const auto d = static_cast<std::size_t>(dim);
   SideOffsets side{.per_head = plan.rotation.scope == Scope::kv_head, .rule = scale_rule(plan.coder)};
   side.clip_ranks = put(clip_ranks(plan, num_kv_heads, dim));
+  add_code(side, plan, num_kv_heads, dim);
   const std::vector<float> center_rotated = rotated_center(plan, num_kv_heads, dim);
   if (folded) {
     // The weights rotate queries, so LSE and sink logits need the rotated center of keys. That of values is in o_proj.
@@ -127,6 +136,12 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
   const auto at = [&](std::optional<std::size_t> offset) { return offset ? base + *offset : nullptr; };
   const auto floats = [&](std::optional<std::size_t> offset) { return reinterpret_cast<const float*>(at(offset)); };
   const auto signs = [&](const SideOffsets& s) { return reinterpret_cast<const std::int8_t*>(at(s.signs)); };
+  const auto code = [&](const SideOffsets& s) {
+    RowCode all = s.code;
+    all.heads = reinterpret_cast<const HeadRows*>(at(s.code_heads)), all.tables = floats(s.code_tables);
+    all.centroids = floats(s.centroids), all.rotated_centroids = floats(s.rotated_centroids);
+    return all;
+  };
   const auto write = [&](const SideOffsets& s) {
     WriteSide side;
     side.center = floats(s.write_center);
@@ -136,6 +151,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     side.clip_ranks = reinterpret_cast<const std::int32_t*>(at(s.clip_ranks));
     side.rotation = at(s.packed), side.rotation_stride = s.packed_stride;
     side.factors = reinterpret_cast<const std::uint16_t*>(at(s.write_factors)), side.row_scales = floats(s.row_scales);
+    side.code = code(s);
     return side;
   };
   const auto rotation = [&](const SideOffsets& s) {
@@ -157,6 +173,8 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
       .rotation_v = rotation(layer.v),
       .center_k = floats(layer.k.center),
       .center_v = floats(layer.v.center),
+      .code_k = code(layer.k),
+      .code_v = code(layer.v),
   };
 }
 

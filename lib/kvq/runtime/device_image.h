@@ -24,14 +24,15 @@ struct LayerPointers {
   DeviceRotation rotation_k, rotation_v;
   const float* center_k = nullptr;
   const float* center_v = nullptr;
+  RowCode code_k = {}, code_v = {};  ///< for reading; write_k and write_v have them, too
 };
 
 /// The constant data that kernels read for some layers: signs or factors, matrices (for reading the cache A^-T of keys
-/// and A^-1 of values, also laid out for tensor cores; for writing A, packed), centers, clip ranks. Made on the host;
-/// all offsets are multiples of 256, so one copy to aligned memory uploads it.
+/// and A^-1 of values, also laid out for tensor cores; for writing A, packed), centers, clip ranks, and what RowCode
+/// points to. Made on the host; all offsets are multiples of 256, so one copy to aligned memory uploads it.
 class DeviceImage {
  public:
-  /// @param plan  plan of one rank (see slice()), valid, with values, of uniform or exact coders
+  /// @param plan  plan of one rank (see slice()), valid, with values; nothing is folded of a side with centroids
   /// @param bf16  activations are bfloat16, else fp16
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
@@ -56,11 +57,14 @@ class DeviceImage {
     int order = 0;  ///< of Hadamard blocks; 0 = none
     bool per_head = false;
     ScaleRule rule = ScaleRule::minmax;
+    std::optional<std::size_t> code_heads = {}, code_tables = {}, centroids = {}, rotated_centroids = {};
+    RowCode code = {};  ///< without pointers
   };
   struct Layer {
     SideOffsets k, v;
   };
   SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
+  void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstddef>
+#include <variant>
 #include <vector>
 
 namespace kvq {
@@ -23,15 +24,33 @@ std::vector<T> part(const std::vector<T>& values, std::size_t outer, int heads, 
   return some;
 }
 
+/// The coder of the heads that `cut` keeps.
+template <typename Cut>
+Coder slice_coder(const Coder& coder, const Cut& cut) {
+  Coder some = coder;
+  if (auto* codebooks = std::get_if<CodebookCoder>(&some); codebooks && codebooks->per_head)
+    for (auto& [width, table] : codebooks->tables) table = cut(table);
+  return some;
+}
+
+template <typename Cut>
+BitAllocation slice_allocation(const BitAllocation& allocation, const Cut& cut) {
+  BitAllocation some = allocation;
+  some.channel_bits = cut(allocation.channel_bits), some.channel_order = cut(allocation.channel_order);
+  some.block_bits = cut(allocation.block_bits), some.block_energy = cut(allocation.block_energy);
+  some.segment_gain = cut(allocation.segment_gain);
+  return some;
+}
+
 TensorPlan slice_side(const TensorPlan& plan, int heads, const HeadSlice& slice) {
   TensorPlan some;
-  some.coder = plan.coder;
   some.rotation = {.kind = plan.rotation.kind, .scope = plan.rotation.scope, .order = plan.rotation.order};
   some.rotation.recipe = plan.rotation.recipe;
   const bool shared = plan.rotation.scope == Scope::layer;
   const auto cut = [&](const auto& values) {
     return shared ? values : part(values, 1, heads, slice.first_kv, slice.num_kv);
   };
+  some.coder = slice_coder(plan.coder, cut);
   some.rotation.matrix = cut(plan.rotation.matrix);
   some.rotation.inverse = cut(plan.rotation.inverse);
   some.rotation.channel_scale = cut(plan.rotation.channel_scale);
@@ -44,6 +63,15 @@ TensorPlan slice_side(const TensorPlan& plan, int heads, const HeadSlice& slice)
   // The signs of a dense rotation only explain the matrix, so they are left out.
   if (plan.rotation.kind == RotationKind::block_hadamard) some.rotation.signs = cut(plan.rotation.signs);
   some.center = cut(plan.center);
+  if (plan.centroids)
+    some.centroids = {
+        .count = plan.centroids->count,
+        .joint = plan.centroids->joint,
+        .after_rotation = plan.centroids->after_rotation,
+        .values = cut(plan.centroids->values),
+        .inertia = cut(plan.centroids->inertia),
+    };
+  if (plan.allocation) some.allocation = slice_allocation(*plan.allocation, cut);
   some.clip_ratio = cut(plan.clip_ratio);
   return some;
 }
@@ -69,6 +97,15 @@ HeadSlice slice_of(const LayerGeometry& g, int rank, int size) {
     slice.first_kv = rank / (size / g.num_kv_heads);
   }
   return slice;
+}
+
+std::string joint_fault(const LayerPlan& plan, int size) {
+  if (size == 1 || plan.geometry.num_kv_heads == 1) return "";
+  for (const Side side : kSides)
+    if (const TensorPlan* of = plan.side(side); of && of->centroids && of->centroids->joint)
+      return fmt::format("{}: joint centroids on {} ranks: expected 1, because all heads of a token decide", name(side),
+                         size);
+  return "";
 }
 
 LayerPlan slice(const LayerPlan& plan, const HeadSlice& heads) {

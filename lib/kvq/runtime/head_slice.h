@@ -22,8 +22,12 @@ std::string slice_fault(const LayerGeometry& geometry, int size);
 /// ranks, so that each rank has the KV heads of its query heads. @param geometry  one without slice_fault()
 HeadSlice slice_of(const LayerGeometry& geometry, int rank, int size);
 
+/// Why the centroids of a layer cannot be divided among `size` ranks: a rank sees the rows of its own heads only.
+std::string joint_fault(const LayerPlan& plan, int size);
+
 /// The plan of these heads alone, which quantizes their rows as the whole plan does. Leaves out fields that only
-/// explain a rotation. @param plan  valid, without mixed widths, centroids and codebooks (pages hold none)
+/// explain a rotation. Its rows may be shorter than those of the whole plan: pages have the whole plan's.
+/// @param plan  valid, without joint_fault()
 LayerPlan slice(const LayerPlan& plan, const HeadSlice& heads);
 
 /// Golden rows of these heads. @param plan  the whole plan

@@ -67,6 +67,11 @@ void check_layer(const LayerPlan& plan, const LayerClaim& claim, Faults& faults)
   if (claim.folded.k && g.rope.layout != RopeLayout::none)
     faults.add(fmt::format("layer {}: folded k: expected a layer without RoPE, found {}", plan.layer,
                            to_string(g.rope.layout)));
+  for (const Side side : kSides)
+    if (const TensorPlan* of = plan.side(side);
+        of && of->centroids && (side == Side::v ? claim.folded.v : claim.folded.k || claim.folded.k_scales))
+      faults.add(fmt::format("layer {}: folded {}: expected a side without centroids, of which each token has another",
+                             plan.layer, name(side)));
   if (claim.folded.k_scales) {
     if (claim.folded.k)
       faults.add(fmt::format("layer {}: folded k: expected the rotation or the scales alone, found both", plan.layer));
@@ -108,6 +113,8 @@ std::vector<PageLayout> page_layouts(const std::vector<const LayerPlan*>& layers
   for (const LayerPlan* plan : layers) {
     if (const std::string fault = slice_fault(plan->geometry, claim.tp_size); !fault.empty())
       faults.add(fmt::format("layer {}: {}", plan->layer, fault));
+    else if (const std::string joint = joint_fault(*plan, claim.tp_size); !joint.empty())
+      faults.add(fmt::format("layer {} {}", plan->layer, joint));
     try {
       layouts.push_back(page_layout_of(*plan, claim.page_size));
       require_tile_kernels(*plan);

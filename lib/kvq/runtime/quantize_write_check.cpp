@@ -8,9 +8,23 @@ namespace kvq {
 
 namespace {
 
+/// Coded rows (RowCode) belong to bit tiles and indices.
+Status check_code(const char* side, const TileSide& tile, const WriteSide& w) {
+  constexpr StatusCode kBad = StatusCode::invalid_argument;
+  if (tile.is_bits() != (w.code.heads != nullptr))
+    return Status::fail(kBad, "quantize_write: %s: rows of heads must be given for bit tiles and for no others", side);
+  if ((tile.index_bytes > 0) != (w.code.num_centroids > 0) || (w.code.num_centroids > 0 && !w.code.centroids))
+    return Status::fail(kBad, "quantize_write: %s: %d centroids, and %d bytes of their index", side,
+                        w.code.num_centroids, tile.index_bytes);
+  if (w.code.num_centroids > 0 && w.center)
+    return Status::fail(kBad, "quantize_write: %s: centroids and centers; expected one of both", side);
+  return {};
+}
+
 Status check_side(const char* side, const TileSide& tile, const WriteSide& w, int num_kv_heads) {
   constexpr StatusCode kBad = StatusCode::invalid_argument;
-  if (!w.x || !aligned_to_16(w.x) || w.token_stride % 8 != 0 ||
+  const bool by_eight = tile.head_dim % 8 == 0;  // rows are loaded so
+  if (!w.x || (by_eight && (!aligned_to_16(w.x) || w.token_stride % 8 != 0)) ||
       w.token_stride < std::int64_t{num_kv_heads} * tile.head_dim)
     return Status::fail(kBad, "quantize_write: %s: rows must be aligned to 16 bytes, tokens at least %d elements apart",
                         side, num_kv_heads * tile.head_dim);
@@ -48,7 +62,7 @@ Status check_side(const char* side, const TileSide& tile, const WriteSide& w, in
   if (w.clip_ranks && w.rule != ScaleRule::minmax)
     return Status::fail(kBad, "quantize_write: %s: a clip goes with scale rule minmax, found %s", side,
                         to_string(w.rule));
-  if (tile.exact()) return {};
+  if (const Status status = check_code(side, tile, w); !status.ok() || tile.exact() || tile.is_bits()) return status;
   const bool affine = w.rule == ScaleRule::minmax;
   if (affine != (tile.numbers == 2) || w.rule == ScaleRule::rms)
     return Status::fail(kBad, "quantize_write: %s: scale rule %s does not go with %s codes", side, to_string(w.rule),

@@ -121,6 +121,7 @@ class Replay {
     p.cache.page_table = pages.get<std::int32_t>(), p.cache.page_table_stride = static_cast<std::int64_t>(table.size());
     p.cache.rotation_k = pointers_.rotation_k, p.cache.rotation_v = pointers_.rotation_v;
     p.cache.center_k = pointers_.center_k, p.cache.center_v = pointers_.center_v;
+    p.cache.code_k = pointers_.code_k, p.cache.code_v = pointers_.code_v;
     p.workspace = workspace.get();
     expect(check_decode(variant, p), "decode");
     expect(variant.run(launch, p, stream_), "decode");

@@ -149,6 +149,7 @@ inline PagedCacheView paged_cache_view(const kvq_cache& cache, const CacheLayer&
   c.ring_states = cache.ring_states, c.faults = cache.faults, c.layer = layer;
   c.rotation_k = l->pointers.rotation_k, c.rotation_v = l->pointers.rotation_v;
   c.center_k = l->folded.k ? nullptr : l->pointers.center_k, c.center_v = l->pointers.center_v;
+  c.code_k = l->pointers.code_k, c.code_v = l->pointers.code_v;
   return c;
 }
 

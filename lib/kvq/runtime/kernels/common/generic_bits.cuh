@@ -39,7 +39,7 @@ __device__ __forceinline__ float tree_of(int count, Term term, int lane) {
   return __shfl_sync(kAll, sum, 0);
 }
 
-/// Codes of y, with the scale left out, and their unit values in place of y. All lanes of a warp call it.
+/// Codes of y, with the scale left out. All lanes of a warp call it.
 __device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRow& row,
                                              int count, std::uint8_t* codes, int lane) {
   const int bits = segment.place.bits;
@@ -216,16 +216,23 @@ __device__ __forceinline__ bool code_bit_row(float* x, const HeadRows& head, con
   return finite;
 }
 
-/// Adds the squared distances of a row from the centroid `c` of a head, in the order of packing.md. All lanes of a warp
-/// call it. @param x  [D] unrotated
-__device__ __forceinline__ float centroid_distance(const RowCode& code, int head, int c, int dim, const float* x,
+/// A channel of a head's unrotated centroid.
+__device__ __forceinline__ const float* centroid_channel(const RowCode& code, int head, int centroid, int dim,
+                                                         int channel) {
+  return code.centroids + (static_cast<std::int64_t>(code.per_head ? head : 0) * code.num_centroids + centroid) * dim +
+         channel;
+}
+
+/// Squared distance of an unrotated row from a centroid of its head, in the order of packing.md. All lanes of a warp
+/// call it and get the sum. @param x  channel -> float
+template <typename X>
+__device__ __forceinline__ float centroid_distance(const RowCode& code, int head, int centroid, int dim, X x,
                                                    int lane) {
-  const float* centroid =
-      code.centroids + (static_cast<std::int64_t>(code.per_head ? head : 0) * code.num_centroids + c) * dim;
+  const float* from = centroid_channel(code, head, centroid, dim, 0);
   return tree_of(
       dim,
       [&](int i) {
-        const float difference = __fsub_rn(x[i], __ldg(centroid + i));
+        const float difference = __fsub_rn(x(i), __ldg(from + i));
         return __fmul_rn(difference, difference);
       },
       lane);

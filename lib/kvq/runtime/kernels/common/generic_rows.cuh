@@ -259,9 +259,10 @@ template <typename Store>
 __device__ __forceinline__ void code_rows(GenericRows& rows, const TileSide& side, const PageTiles& tile_of, int warps,
                                           Store store) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
-  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once. (Bit tiles may
-  // be too large.)
-  bool whole = !side.is_bits() && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
+  // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once, unless it is too
+  // large: bit tiles may have a number for each channel.
+  bool whole =
+      side.bytes() <= static_cast<int>(sizeof rows.tile) && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
   for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
   for (int i = warp; i < kTileTokens && warp < warps; i += warps) {
     if (rows.page[i] < 0) continue;

@@ -1,11 +1,14 @@
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/common/generic_bits.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
 
 #include <cuda_runtime.h>
+
+#include <algorithm>
 
 /// Generic write: rotates rows, quantizes and stores them in any format. A block takes 16 tokens of one head and side.
 namespace kvq {
@@ -49,10 +52,91 @@ __device__ __forceinline__ void multiply_packed(GenericRows& rows, int dim, cons
   __syncthreads();
 }
 
-/// Grid [runs of 16 tokens, 2 Hkv]: keys of all heads, then values.
+/// Calls put(row, channel, x) for the channels of a block's 16 rows of one head. All threads of the block call it.
+template <typename T, typename Put>
+__device__ __forceinline__ void for_each_channel(const WriteSide& from, int dim, int head, int first, int num_tokens,
+                                                 Put put) {
+  const T* x = static_cast<const T*>(from.x) + static_cast<std::int64_t>(head) * dim;
+  const auto row_of = [&](int r) { return x + min(first + r, num_tokens - 1) * from.token_stride; };
+  const int thread = static_cast<int>(threadIdx.x);
+  if (dim % 8) {  // bit tiles only; such rows need not be aligned
+    for (int i = thread; i < kTileTokens * dim; i += kThreads)
+      put(i / dim, i % dim, to_float(row_of(i / dim)[i % dim]));
+    return;
+  }
+  for (int i = thread; i < kTileTokens * dim / 8; i += kThreads) {
+    const int r = i / (dim / 8), c = i % (dim / 8) * 8;
+    const uint4 eight = __ldg(reinterpret_cast<const uint4*>(row_of(r) + c));
+    const T* of = reinterpret_cast<const T*>(&eight);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) put(r, c + e, to_float(of[e]));
+  }
+}
+
+/// The nearest centroid of each of the block's rows, while it is searched.
+struct NearestCentroids {
+  float cost[kWarps][kTileTokens];
+  int index[kWarps][kTileTokens];  ///< of warp 0 in the end: that of all warps
+};
+
+/// Finds the nearest centroid of the rows that go to pages, from unrotated rows in global memory (packing.md,
+/// "Centroids"). Each warp takes every fourth centroid. All threads of the block call it; begins and ends with a
+/// barrier.
 template <typename T>
+__device__ __forceinline__ void choose_centroids(const WriteParams& p, const WriteSide& from, int dim, int head,
+                                                 int first, const std::int64_t* page, NearestCentroids& nearest) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int first_head = from.code.joint ? 0 : head, end_head = from.code.joint ? p.num_kv_heads : head + 1;
+  __syncthreads();
+  for (int r = 0; r < kTileTokens; ++r) {
+    // Sums of rows that are not finite are all infinite or NaN; neither is below this cost, so their index is 0.
+    float cost = -kMinusInf;
+    int index = 0;
+    for (int c = warp; page[r] >= 0 && c < from.code.num_centroids; c += kWarps) {
+      SumOfSegments sum;
+      for (int h = first_head; h < end_head; ++h) {
+        const T* x =
+            static_cast<const T*>(from.x) + (first + r) * from.token_stride + static_cast<std::int64_t>(h) * dim;
+        sum.add(centroid_distance(from.code, h, c, dim, [&](int i) { return to_float(x[i]); }, lane));
+      }
+      if (sum.value < cost) cost = sum.value, index = c;
+    }
+    if (lane == 0) nearest.cost[warp][r] = cost, nearest.index[warp][r] = index;
+  }
+  __syncthreads();
+  if (thread < kTileTokens)
+    for (int w = 1; w < kWarps; ++w) {
+      const float cost = nearest.cost[w][thread];
+      const int index = nearest.index[w][thread];
+      const bool is_equal = cost == nearest.cost[0][thread] && index < nearest.index[0][thread];
+      if (cost < nearest.cost[0][thread] || is_equal) nearest.cost[0][thread] = cost, nearest.index[0][thread] = index;
+    }
+  __syncthreads();
+}
+
+/// Dynamic shared memory of a warp that quantizes rows of bits.
+struct BitRowMemory {
+  int survivor_bytes = 0;  ///< RowCode::survivor_bytes
+  static constexpr int kRow = kGenericHeadDim * 4, kWords = kMostRowWords * 4, kCosts = 2 * kMostTrellisStates * 4;
+  KVQ_HD int bytes() const { return kRow + kWords + kCosts + (survivor_bytes + 15) / 16 * 16; }
+  __device__ __forceinline__ BitRow at(std::byte* memory, std::uint8_t* codes) const {
+    return {
+        .y = reinterpret_cast<float*>(memory),
+        .codes = codes,
+        .words = reinterpret_cast<unsigned*>(memory + kRow),
+        .costs = reinterpret_cast<float*>(memory + kRow + kWords),
+        .survivors = reinterpret_cast<std::uint8_t*>(memory + kRow + kWords + kCosts),
+    };
+  }
+};
+
+/// Grid [runs of 16 tokens, 2 Hkv]: keys of all heads, then values.
+/// @tparam kCoded     a side has bit tiles or centroids (RowCode)
+/// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
+template <typename T, bool kCoded>
 __global__ void __launch_bounds__(kThreads)
-    generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format) {
+    generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
+                         BitRowMemory bit_memory, int bit_warps) {
   __shared__ GenericRows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
@@ -71,37 +155,34 @@ __global__ void __launch_bounds__(kThreads)
     goes_somewhere = rows.page[thread] >= 0 || rows.window[thread] >= 0;
   }
   if (!__syncthreads_or(goes_somewhere)) return;
-  for (int i = thread; i < kTileTokens * dim / 8; i += kThreads) {
-    const int r = i / (dim / 8), c = i % (dim / 8) * 8, token = min(first + r, p.num_tokens - 1);
-    const uint4 eight = __ldg(reinterpret_cast<const uint4*>(static_cast<const T*>(from.x) + token * from.token_stride +
-                                                             static_cast<std::int64_t>(head) * dim + c));
-    const T* x = reinterpret_cast<const T*>(&eight);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) rows.x[r][c + e] = to_float(x[e]);
-  }
+  for_each_channel<T>(from, dim, head, first, p.num_tokens, [&](int r, int c, float x) { rows.x[r][c] = x; });
 
   // 2. Rotation, then subtraction of the center, which is rotated already.
   const int entry = from.per_head ? head * dim : 0;
   const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
-  if (from.factors)
-    multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
-                      [&](int c) { return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale; });
-  else if (from.signs)
-    multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
-                      [&](int c) { return static_cast<float>(from.signs[entry + c]); });
-  if (from.rotation) {
-    if (row_scale != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return row_scale; });
-    multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
-  }
-  if (from.order > 1) transform_blocks(rows.x[0], kTileTokens, dim, kRowFloats, from.order);
-  __syncthreads();
+  const auto rotate = [&] {
+    if (from.factors)
+      multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int c) {
+        return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
+      });
+    else if (from.signs)
+      multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
+                        [&](int c) { return static_cast<float>(from.signs[entry + c]); });
+    if (from.rotation) {
+      if (row_scale != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return row_scale; });
+      multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
+    }
+    if (from.order > 1) transform_blocks(rows.x[0], kTileTokens, dim, kRowFloats, from.order);
+    __syncthreads();
+  };
+  rotate();
   if (from.center) {
     for (int i = thread; i < kTileTokens * dim; i += kThreads)
       rows.x[i / dim][i % dim] = __fsub_rn(rows.x[i / dim][i % dim], from.center[head * dim + i % dim]);
     __syncthreads();
   }
 
-  // 3. As bfloat16 into the windows, quantized into the pages.
+  // 3. As bfloat16 into the windows.
   for (int i = warp; i < kTileTokens; i += kWarps) {
     if (rows.window[i] < 0) continue;
     std::byte* tile = write::window_tiles(p, rows.window[i], head) + (value ? p.ring_layout.k.bytes() : 0);
@@ -110,15 +191,51 @@ __global__ void __launch_bounds__(kThreads)
                 lane);
   }
   __syncthreads();
-  code_rows(rows, format, value, from.rule, from.clip_ranks ? from.clip_ranks[head] : 0,
-            page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value));
+
+  // 4. Quantized into the pages; with centroids the rotated residual, because windows have rows without a centroid.
+  const PageTiles tiles = page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value);
+  const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
+  if constexpr (kCoded) {
+    extern __shared__ __align__(16) std::byte shared[];
+    __shared__ NearestCentroids nearest;
+    if (from.code.num_centroids > 0) {
+      choose_centroids<T>(p, from, dim, head, first, rows.page, nearest);
+      for_each_channel<T>(from, dim, head, first, p.num_tokens, [&](int r, int c, float x) {
+        rows.x[r][c] = __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
+      });
+      rotate();
+    }
+    code_rows(rows, side, tiles, side.is_bits() ? bit_warps : kWarps, [&](int i, std::byte* tile, int token) {
+      const bool finite =
+          side.is_bits()
+              ? code_bit_row(rows.x[i], from.code.heads[head], from.code, side, format.bfloat(value), value, from.rule,
+                             clip_rank, bit_memory.at(shared + warp * bit_memory.bytes(), rows.codes[warp]), tile,
+                             token, lane)
+              : code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
+      if (side.index_bytes > 0 && lane == 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
+    });
+  } else {
+    code_rows(rows, side, tiles, kWarps, [&](int i, std::byte* tile, int token) {
+      code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
+    });
+  }
 }
 
 namespace {
 
 template <typename T>
-Status plan_write(WriteLaunch&) {
-  return cuda_status(load_kernel(generic_write_kernel<T>), "quantize_write: generic: plan");
+Status plan_write(WriteLaunch& launch) {
+  const auto coded = generic_write_kernel<T, true>;
+  cudaFuncAttributes attributes = {};
+  int device = 0, most = 0;
+  cudaError_t error = load_kernel(generic_write_kernel<T, false>);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, coded);
+  if (error == cudaSuccess) error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  launch.shared_bytes = most - static_cast<int>(attributes.sharedSizeBytes);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(coded, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  return cuda_status(error, "quantize_write: generic: plan");
 }
 
 template <typename T>
@@ -126,8 +243,18 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
   if (params.num_tokens == 0) return {};
   const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
                   static_cast<unsigned>(2 * params.num_kv_heads));
-  return cuda_status(launch_kernel(generic_write_kernel<T>, grid, kThreads, 0, false, stream, params, launch.format),
-                     "quantize_write: generic: launch");
+  const TileSide &k = launch.format.k, &v = launch.format.v;
+  const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
+  const BitRowMemory memory{std::max(params.k.code.survivor_bytes, params.v.code.survivor_bytes)};
+  const int warps = bits ? std::min(kWarps, launch.shared_bytes / memory.bytes()) : 0;
+  if (bits && warps == 0)
+    return Status::fail(StatusCode::unsupported,
+                        "quantize_write: the search of a trellis needs %d bytes of shared memory, this device has %d",
+                        memory.bytes(), launch.shared_bytes);
+  return cuda_status(
+      launch_kernel(coded ? generic_write_kernel<T, true> : generic_write_kernel<T, false>, grid, kThreads,
+                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps),
+      "quantize_write: generic: launch");
 }
 
 }  // namespace

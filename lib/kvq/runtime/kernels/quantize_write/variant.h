@@ -15,6 +15,7 @@ struct WriteLaunch {
   CacheFormat format = {};  ///< of the variant
   int multiprocessors = 0;
   bool overlapping = false;  ///< kernels may start before the stream's previous kernel has ended
+  int shared_bytes = 0;      ///< generic: dynamic shared memory that a block may have
 };
 
 /// A tuned variant, one entry of variants.json; or the generic kernel for one format.

@@ -1,0 +1,480 @@
+#include "write_case.h"
+
+#include <kvq/codec/codec.h>
+#include <kvq/codec/page_codec.h>
+#include <kvq/codec/row_codec.h>
+#include <kvq/plan/layer_pages.h>
+#include <kvq/runtime/device_image.h>
+#include <kvq/runtime/device_memory.h>
+#include <kvq/runtime/head_slice.h>
+#include <kvq/runtime/kernels/common/ring_state.h>
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <random>
+
+/// Generic writing of rows in bit tiles and of indices of centroids, byte for byte as RowCodec and page_codec.h store
+/// them. Plans go through DeviceImage, so what it uploads is tested, too.
+using namespace kvq;
+using namespace kvq::test;
+
+namespace {
+
+constexpr int kHeads = 3;
+constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
+constexpr ScaleRule kSearched[] = {ScaleRule::norm, ScaleRule::least_squares, ScaleRule::rms};
+constexpr ScaleRule kSymmetric[] = {ScaleRule::norm, ScaleRule::absmax, ScaleRule::least_squares};
+
+TensorPlan uniform(int bits, int group, UniformLevels levels, ScaleRule rule, ScaleType type) {
+  TensorPlan plan;
+  plan.coder = UniformCoder{.bits = bits, .group_size = group, .levels = levels, .rule = rule, .scale_type = type};
+  if (rule == ScaleRule::minmax) plan.clip_ratio.assign(kHeads, 1.0);
+  return plan;
+}
+
+/// Ascending numbers, not evenly spaced.
+std::vector<float> codebook(int bits, std::mt19937& random) {
+  std::vector<float> table;
+  std::uniform_real_distribution<float> gap(0.5f, 1.5f);
+  float at = 0.0f;
+  for (int i = 0; i < 1 << bits; ++i) table.push_back(at += gap(random));
+  for (float& x : table) x = (x - at * 0.5f) * 5.0f / at;
+  return table;
+}
+
+TensorPlan codebooks(int bits, int group, bool per_head, ScaleRule rule, ScaleType type) {
+  CodebookCoder coder{.bits = bits, .group_size = group, .rule = rule, .scale_type = type, .per_head = per_head};
+  std::mt19937 random(static_cast<unsigned>(bits));
+  for (int width = group == 0 ? 1 : bits; width <= bits; ++width)
+    for (int head = 0; head < (per_head ? kHeads : 1); ++head) {
+      const std::vector<float> table = codebook(width, random);
+      coder.tables[width].insert(coder.tables[width].end(), table.begin(), table.end());
+    }
+  TensorPlan plan;
+  plan.coder = coder;
+  return plan;
+}
+
+TrellisTaps taps(int bits, int memory) {
+  std::mt19937 random(static_cast<unsigned>(10 * bits + memory));
+  std::normal_distribution<float> normal;
+  TrellisTaps all{.bits = bits, .memory = memory};
+  for (int i = 0; i < bits * (memory + 1); ++i) all.theta.push_back(normal(random) * 0.8f);
+  return all;
+}
+
+TensorPlan trellis(std::vector<TrellisTaps> all, int bits, int group, ScaleRule rule, ScaleType type) {
+  TensorPlan plan;
+  plan.coder =
+      TrellisCoder{.bits = bits, .group_size = group, .rule = rule, .scale_type = type, .taps = std::move(all)};
+  return plan;
+}
+
+/// Widths that differ from head to head. @param ends  for each head the ends of the segments of width 8, 7, ..., 1
+TensorPlan mixed(TensorPlan plan, int dim, std::vector<std::vector<int>> ends, bool row_scale) {
+  BitAllocation allocation;
+  int most = 0;
+  for (int head = 0; head < kHeads; ++head) {
+    for (int c = 0; c < dim; ++c) {
+      int width = 8;
+      for (const int end : ends[static_cast<std::size_t>(head)]) width -= c >= end;
+      allocation.channel_bits.push_back(static_cast<std::uint8_t>(width));
+      allocation.channel_order.push_back(static_cast<std::uint16_t>(c));
+      most = std::max(most, width);
+    }
+    if (!row_scale) continue;
+    for (int width = 1; width <= 8; ++width) {
+      const auto first = allocation.channel_bits.end() - dim;
+      const bool used = std::find(first, allocation.channel_bits.end(), width) != allocation.channel_bits.end();
+      allocation.segment_gain.push_back(used ? std::ldexp(1.37f + 0.1f * static_cast<float>(head), width - 4) : 1.0f);
+    }
+  }
+  if (auto* coder = std::get_if<UniformCoder>(&plan.coder)) coder->bits = most;
+  if (auto* coder = std::get_if<CodebookCoder>(&plan.coder)) coder->bits = most;
+  if (auto* coder = std::get_if<TrellisCoder>(&plan.coder)) coder->bits = most;
+  plan.allocation = allocation;
+  return plan;
+}
+
+/// Three heads with few, many and no segments.
+std::vector<std::vector<int>> some_widths(int dim) {
+  const int step = dim / 12;
+  return {{0, 0, 0, step * 3, step * 3, step * 7, step * 11, step * 11},
+          {step, 2 * step, 3 * step, 4 * step + 1, 5 * step + 2, 6 * step + 4, 8 * step, dim},
+          {0, 0, 0, 0, 0, 0, 0, 0}};
+}
+
+TensorPlan with_centroids(TensorPlan plan, int count, bool joint, int dim, float size = 1.0f) {
+  std::mt19937 random(static_cast<unsigned>(count));
+  std::normal_distribution<float> normal;
+  const int heads = plan.rotation.scope == Scope::layer ? 1 : kHeads;
+  Centroids centroids{.count = count, .joint = joint};
+  for (int i = 0; i < heads * count * dim; ++i) centroids.values.push_back(normal(random) * size);
+  // The last ones repeat the first: the first of equal ones is taken.
+  const auto d = static_cast<std::size_t>(dim), each = static_cast<std::size_t>(count) * d;
+  for (std::size_t h = 0; h < static_cast<std::size_t>(heads); ++h)
+    std::copy_n(centroids.values.begin() + static_cast<std::ptrdiff_t>(h * each), d,
+                centroids.values.begin() + static_cast<std::ptrdiff_t>((h + 1) * each - d));
+  centroids.inertia.assign(static_cast<std::size_t>(heads), 0.5);
+  plan.centroids = std::move(centroids);
+  return plan;
+}
+
+/// Hadamard blocks of 4 with signs: exact in float32 for rows of small integers.
+TensorPlan rotated(TensorPlan plan, int dim) {
+  plan.rotation.kind = RotationKind::block_hadamard, plan.rotation.order = 4;
+  for (int i = 0; i < kHeads * dim; ++i) plan.rotation.signs.push_back(i * i % 7 % 2 ? 1 : -1);
+  return plan;
+}
+
+LayerPlan layer_of(TensorPlan k, int k_dim, TensorPlan v, int v_dim) {
+  LayerPlan plan{.layer = 0, .geometry = {}, .k = std::move(k), .v = std::move(v)};
+  plan.geometry.num_q_heads = plan.geometry.num_kv_heads = kHeads;
+  plan.geometry.head_dim = k_dim, plan.geometry.v_head_dim = v_dim;
+  plan.geometry.softmax_scale = 1.0;
+  return plan;
+}
+
+struct Rows {
+  int tokens = 0;
+  std::vector<std::uint16_t> k, v;  ///< [T, Hkv, D]
+};
+
+/// Hard rows among random ones. @param integers  only small integers
+Rows random_rows(const LayerPlan& plan, int tokens, bool bf16, unsigned seed, bool integers = false) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  const float huge = bf16 ? 1e38f : 6e4f, tiny = bf16 ? 1e-39f : 1e-7f;
+  const auto rows = [&](int dim) {
+    std::vector<std::uint16_t> all;
+    for (int r = 0; r < tokens * kHeads; ++r) {
+      const int kind = integers ? 99 : r % 23;
+      for (int i = 0; i < dim; ++i) {
+        float x = normal(random);
+        if (integers) x = std::round(x * 6.0f);
+        if (kind == 0) x = 0.0f;
+        if (kind == 1) x = i == dim / 3 ? NAN : x;
+        if (kind == 2) x = i == dim - 1 ? -HUGE_VALF : x;
+        if (kind == 3) x = i == 5 ? 100.0f : 0.0f;
+        if (kind == 4) x *= tiny;
+        if (kind == 5) x = i % 2 ? huge : -huge;
+        if (kind == 6) x = -0.3f;
+        if (kind == 7) x = static_cast<float>(i % 4) - 1.5f;
+        if (kind == 8) x = std::round(x);
+        if (kind == 9) x *= 1e-6f;
+        if (kind == 10) x *= 1e4f;
+        if (kind == 11) x = i % 2 ? -0.0f : 0.0f;
+        if (kind == 12) x *= std::ldexp(1.0f, -i / 8);
+        if (kind == 13) x = i == 0 ? tiny : 0.0f;
+        if (kind == 14) x = i < dim / 2 ? 0.0f : x;  // a segment of zeros
+        all.push_back(to_16_bits(x, bf16));
+      }
+    }
+    return all;
+  };
+  Rows all{.tokens = tokens, .k = {}, .v = {}};
+  all.k = rows(plan.geometry.head_dim), all.v = rows(plan.geometry.v_head_dim);
+  return all;
+}
+
+/// Where the tokens of a write go.
+struct Target {
+  int page_size = 32, pages = 4;
+  std::vector<std::int64_t> slots = {};
+  std::vector<std::int64_t> window_rows = {};  ///< of rings, or negative; empty: no windows
+  WindowLayouts windows = {};
+};
+constexpr int kRingRows = 32, kRings = 2;
+
+Target target_of(int tokens, int page_size, int first) {
+  Target t{.page_size = page_size, .pages = (tokens + first) / page_size + 1};
+  for (int i = 0; i < tokens; ++i) t.slots.push_back(first + i);
+  return t;
+}
+
+struct Pools {
+  std::vector<std::byte> pages, rings;
+};
+
+/// What the codec stores.
+void expect_row(const LayerPlan& plan, const PageLayout& layout, const Target& t, Side side, int token,
+                std::span<const std::vector<float>> x, Pools& pools) {
+  const TensorPlan& of = side == Side::v ? *plan.v : plan.k;
+  const TileSide& tile = side == Side::v ? layout.v : layout.k;
+  const auto dim = static_cast<std::size_t>(tile.head_dim);
+  int joint = 0;
+  if (of.centroids && of.centroids->joint) {
+    std::vector<float> sums(static_cast<std::size_t>(of.centroids->count), 0.0f);
+    for (int head = 0; head < kHeads; ++head)
+      add_centroid_distances(*of.centroids, of.rotation.head_index(head), x[static_cast<std::size_t>(head)], sums);
+    joint = static_cast<int>(std::min_element(sums.begin(), sums.end()) - sums.begin());
+  }
+  for (int head = 0; head < kHeads; ++head) {
+    const std::vector<float>& row = x[static_cast<std::size_t>(head)];
+    std::vector<float> rotated(dim), residual = row;
+    const std::int64_t slot = t.slots[static_cast<std::size_t>(token)];
+    if (!t.window_rows.empty() && t.window_rows[static_cast<std::size_t>(token)] >= 0) {
+      const std::int64_t at = t.window_rows[static_cast<std::size_t>(token)];
+      const auto size = static_cast<std::size_t>(t.windows.rings.slot_bytes());
+      rotate_row(of, head, row, rotated);
+      store_window_row(t.windows.rings, side, head, static_cast<int>(at % kRingRows), rotated,
+                       std::span(pools.rings).subspan(static_cast<std::size_t>(at / kRingRows) * size, size));
+    }
+    if (slot < 0) continue;
+    const auto page_bytes = static_cast<std::size_t>(layout.page_bytes());
+    const auto page =
+        std::span(pools.pages).subspan(static_cast<std::size_t>(slot / t.page_size) * page_bytes, page_bytes);
+    const int at = static_cast<int>(slot % t.page_size);
+    int index = 0;
+    if (of.centroids) {
+      const int entry = of.rotation.head_index(head);
+      index = of.centroids->joint ? joint : nearest_centroid(*of.centroids, entry, row);
+      const auto first = static_cast<std::size_t>(entry * of.centroids->count + index) * dim;
+      for (std::size_t i = 0; i < dim; ++i) residual[i] = row[i] - of.centroids->values[first + i];
+    }
+    rotate_row(of, head, residual, rotated);
+    if (tile.exact()) {
+      store_page_row(layout, side, head, at, rotated, page);
+      continue;
+    }
+    const RowCodec codec(of, head, tile.head_dim);
+    std::vector<std::uint8_t> codes(dim);
+    std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers()));
+    codec.encode(rotated, codes, numbers);
+    if (tile.is_bits())
+      store_page_row(layout, side, scale_type(of.coder), head, at, bit_segments(of, head, tile.head_dim), codes,
+                     numbers, page);
+    else
+      store_page_row(layout, side, scale_type(of.coder), head, at, codes, numbers, page);
+    const bool finite = std::all_of(rotated.begin(), rotated.end(), [](float y) { return std::isfinite(y); });
+    if (of.centroids) store_page_index(layout, side, head, at, finite ? index : 0, page);
+  }
+}
+
+Pools expected_pools(const LayerPlan& plan, const PageLayout& layout, const Target& t, const Rows& rows, bool bf16,
+                     Pools pools) {
+  for (const Side side : kSides) {
+    const auto& all = side == Side::v ? rows.v : rows.k;
+    const auto dim = static_cast<std::size_t>(plan.geometry.dim(side));
+    for (int token = 0; token < rows.tokens; ++token) {
+      std::vector<std::vector<float>> x(kHeads, std::vector<float>(dim));
+      for (std::size_t head = 0; head < kHeads; ++head)
+        for (std::size_t i = 0; i < dim; ++i)
+          x[head][i] = from_16_bits(all[(static_cast<std::size_t>(token) * kHeads + head) * dim + i], bf16);
+      expect_row(plan, layout, t, side, token, x, pools);
+    }
+  }
+  return pools;
+}
+
+Pools written_pools(const LayerPlan& plan, const PageLayout& layout, const Target& t, const Rows& rows, bool bf16,
+                    Pools pools) {
+  DeviceImage image;
+  image.add(plan, {}, bf16);
+  const DeviceMemory constants = to_device(image.bytes(), nullptr);
+  const LayerPointers pointers = image.pointers(0, constants.get());
+  const WriteVariant variant =
+      generic_write({layout.k, layout.v, has_bfloat_scales(plan.k), has_bfloat_scales(*plan.v)}, bf16);
+  WriteLaunch launch;
+  REQUIRE(variant.plan(launch).ok());
+  const DeviceMemory k = to_device<std::uint16_t>(rows.k, nullptr), v = to_device<std::uint16_t>(rows.v, nullptr),
+                     slots = to_device<std::int64_t>(t.slots, nullptr),
+                     window_rows = to_device<std::int64_t>(t.window_rows, nullptr),
+                     pages = to_device<std::byte>(pools.pages, nullptr),
+                     rings = to_device<std::byte>(pools.rings, nullptr);
+  WriteParams p;
+  p.num_tokens = rows.tokens, p.num_kv_heads = kHeads;
+  p.k = pointers.write_k, p.v = pointers.write_v;
+  p.k.x = k.get(), p.v.x = v.get();
+  p.k.token_stride = kHeads * layout.k.head_dim, p.v.token_stride = kHeads * layout.v.head_dim;
+  p.slot_mapping = slots.get<std::int64_t>();
+  p.pages = pages.get(), p.page_stride = layout.page_bytes();
+  p.page_shift = std::countr_zero(static_cast<unsigned>(t.page_size));
+  p.extents.num_pages = t.pages;
+  if (!t.window_rows.empty()) {
+    p.window_mapping = window_rows.get<std::int64_t>(), p.rings = rings.get();
+    p.sink_layout = t.windows.sinks, p.ring_layout = t.windows.rings;
+    p.extents.num_ring_slots = kRings;
+  }
+  const Status checked = check_write(variant, p);
+  CAPTURE(checked.message());
+  REQUIRE(checked.ok());
+  REQUIRE(variant.run(launch, p, nullptr).ok());
+  to_host<std::byte>(pages, pools.pages, nullptr), to_host<std::byte>(rings, pools.rings, nullptr);
+  return pools;
+}
+
+std::string difference(const std::vector<std::byte>& expected, const std::vector<std::byte>& found, std::int64_t each) {
+  const auto at = std::mismatch(expected.begin(), expected.end(), found.begin()).first;
+  if (at == expected.end()) return "";
+  return "byte " + std::to_string((at - expected.begin()) % each) + " of " + std::to_string(each) + ", number " +
+         std::to_string((at - expected.begin()) / each);
+}
+
+/// Writes rows and compares all bytes, also those that no row has.
+void check_write_of(const LayerPlan& plan, Target t, const Rows& rows, bool bf16) {
+  validate(plan);
+  const PageLayout layout = page_layout_of(plan, t.page_size);
+  Pools before;
+  before.pages.assign(static_cast<std::size_t>(t.pages * layout.page_bytes()), std::byte{0xA5});
+  if (!t.window_rows.empty()) {
+    t.windows = window_layouts_of(layout, {.sink_tokens = 0, .recent_tokens = 16}, 16);
+    REQUIRE(t.windows.rings.rows == kRingRows);
+    before.rings.assign(static_cast<std::size_t>(kRings * t.windows.rings.slot_bytes()), std::byte{0xA5});
+  }
+  const Pools expected = expected_pools(plan, layout, t, rows, bf16, before),
+              found = written_pools(plan, layout, t, rows, bf16, before);
+  CHECK(difference(expected.pages, found.pages, layout.page_bytes()) == "");
+  if (!before.rings.empty()) CHECK(difference(expected.rings, found.rings, t.windows.rings.slot_bytes()) == "");
+}
+
+/// Keys and values of one plan: a whole tile and more, then single tokens at random slots.
+void check_plan(const TensorPlan& plan, int dim, bool bf16, unsigned seed) {
+  const LayerPlan layer = layer_of(plan, dim, plan, dim);
+  check_write_of(layer, target_of(21, 16, 16), random_rows(layer, 21, bf16, seed), bf16);
+  Target t = target_of(3, 16, 0);
+  t.slots = {31, -1, 6}, t.pages = 3;
+  check_write_of(layer, t, random_rows(layer, 3, bf16, seed + 1), bf16);
+  t.slots = {18};
+  check_write_of(layer, t, random_rows(layer, 1, bf16, seed + 2), bf16);
+}
+
+}  // namespace
+
+TEST_CASE("Uniform codes of every width and group in bit tiles", "[runtime][gpu][generic][emulated]") {
+  const int bits = GENERATE(1, 2, 3, 4, 5, 6, 7, 8);
+  constexpr int kDims[][2] = {{128, 16}, {40, 8}, {72, 72}, {100, 25}, {16, 1}, {80, 40}, {256, 64}, {33, 11}};
+  const auto& [dim, group] = kDims[bits - 1];
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(bits, dim, group, i);
+    TensorPlan affine = uniform(bits, group, UniformLevels::affine, ScaleRule::minmax, kTypes[i]);
+    if (i != 1) std::get<UniformCoder>(affine.coder).zero = ZeroKind::integer;
+    if (i == 1) affine.clip_ratio = {0.9, 1.0, 0.5};
+    check_plan(affine, dim, i != 2, 10 + static_cast<unsigned>(bits));
+    check_plan(uniform(bits, group, UniformLevels::symmetric, kSymmetric[i], kTypes[i]), dim, i != 2, 20);
+  }
+}
+
+TEST_CASE("Codebooks in bit tiles", "[runtime][gpu][generic][emulated]") {
+  const int bits = GENERATE(1, 2, 3, 5, 8);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(bits, i);
+    check_plan(codebooks(bits, i == 0 ? 128 : 32, i == 1, kSearched[i], kTypes[(i + 1) % 3]), 128, i != 2, 30);
+  }
+}
+
+TEST_CASE("Trellises in bit tiles", "[runtime][gpu][generic][emulated]") {
+  constexpr int kMemories[][2] = {{1, 8}, {2, 1}, {2, 3}, {2, 4}, {3, 2}, {4, 1}, {8, 1}};
+  const auto& [bits, memory] = kMemories[GENERATE(0, 1, 2, 3, 4, 5, 6)];
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(bits, memory, i);
+    const int group = i == 0 ? 64 : i == 1 ? 8 : 32;
+    check_plan(trellis({taps(bits, memory)}, bits, group, kSearched[i], kTypes[i]), 64, i != 1, 40);
+  }
+}
+
+TEST_CASE("The largest search of a trellis", "[runtime][gpu][generic][emulated]") {
+  check_plan(trellis({taps(2, 4)}, 2, 256, ScaleRule::norm, ScaleType::fp16), 256, true, 50);
+}
+
+TEST_CASE("Mixed widths, with a scale for each segment or one for the row", "[runtime][gpu][generic][emulated]") {
+  const bool row_scale = GENERATE(false, true);
+  for (std::size_t i = 0; i < 3; ++i) {
+    const int dim = i == 1 ? 96 : 128;
+    CAPTURE(row_scale, i);
+    const ScaleRule symmetric = row_scale && i == 1 ? ScaleRule::norm : kSymmetric[i];
+    check_plan(mixed(uniform(8, 0, UniformLevels::symmetric, symmetric, kTypes[i]), dim, some_widths(dim), row_scale),
+               dim, i != 2, 60);
+    check_plan(mixed(codebooks(8, 0, i == 1, kSearched[i], kTypes[i]), dim, some_widths(dim), row_scale), dim, i != 2,
+               61);
+    check_plan(mixed(trellis({taps(1, 3), taps(2, 3), taps(3, 2), taps(4, 1)}, 8, 0, kSearched[i], kTypes[i]), dim,
+                     some_widths(dim), row_scale),
+               dim, i != 2, 62);
+  }
+}
+
+TEST_CASE("Mixed widths that all heads share", "[runtime][gpu][generic][emulated]") {
+  TensorPlan plan = mixed(trellis({taps(2, 3)}, 8, 0, ScaleRule::norm, ScaleType::fp16), 64,
+                          {{0, 0, 0, 0, 0, 9, 60, 64}, {}, {}}, true);
+  plan.rotation.scope = Scope::layer;
+  plan.allocation->channel_bits.resize(64), plan.allocation->channel_order.resize(64);
+  plan.allocation->segment_gain.resize(8);
+  std::get<TrellisCoder>(plan.coder).bits = 3;
+  check_plan(plan, 64, true, 70);
+}
+
+TEST_CASE("Sides of different kinds and head_dims in one write", "[runtime][gpu][generic][emulated]") {
+  const TensorPlan bits =
+      mixed(trellis({taps(2, 2)}, 8, 0, ScaleRule::norm, ScaleType::fp16), 96, some_widths(96), true);
+  const TensorPlan code = uniform(2, 64, UniformLevels::affine, ScaleRule::minmax, ScaleType::bf16);
+  const TensorPlan exact;
+  for (const bool bf16 : {false, true}) {
+    CAPTURE(bf16);
+    for (const LayerPlan& layer : {layer_of(bits, 96, code, 128), layer_of(code, 64, bits, 96),
+                                   layer_of(exact, 80, bits, 96), layer_of(bits, 96, exact, 16)})
+      check_write_of(layer, target_of(40, 64, 3), random_rows(layer, 40, bf16, 80), bf16);
+  }
+}
+
+TEST_CASE("Rows are residuals of their nearest centroid", "[runtime][gpu][generic][emulated]") {
+  const int count = GENERATE(5, 300);
+  const bool joint = GENERATE(false, true);
+  const ScaleRule norm = ScaleRule::norm;
+  const TensorPlan code = uniform(4, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16),
+                   bits = mixed(trellis({taps(2, 2)}, 8, 0, norm, ScaleType::fp16), 32, some_widths(32), true);
+  CAPTURE(count, joint);
+  for (const TensorPlan& plan : {code, bits}) {
+    const TensorPlan side = with_centroids(plan, count, joint, 32);
+    check_plan(side, 32, true, 90);
+    // Beside windows, which have rows without a centroid; tokens that go to one of both, or to none.
+    TensorPlan integers = with_centroids(rotated(plan, 32), count, joint, 32, 6.0f);
+    for (float& x : integers.centroids->values) x = std::round(x);
+    const LayerPlan layer = layer_of(integers, 32, with_centroids(code, count, joint, 32), 32);
+    Target t = target_of(37, 32, 5);
+    for (int i = 0; i < 37; ++i) t.window_rows.push_back(i % 3 == 0 ? -1 : 20 + i);
+    t.slots[1] = t.slots[2] = t.slots[9] = -1;
+    check_write_of(layer, t, random_rows(layer, 37, true, 91, true), true);
+  }
+}
+
+TEST_CASE("Centroids that all heads share", "[runtime][gpu][generic][emulated]") {
+  TensorPlan plan = uniform(3, 16, UniformLevels::symmetric, ScaleRule::least_squares, ScaleType::fp32);
+  plan.rotation.scope = Scope::layer;
+  check_plan(with_centroids(plan, 7, GENERATE(false, true), 48), 48, false, 95);
+}
+
+TEST_CASE("A rank's heads are coded as the whole plan codes them", "[runtime][gpu][generic][emulated]") {
+  const TensorPlan plan = with_centroids(
+      mixed(codebooks(8, 0, true, ScaleRule::norm, ScaleType::fp16), 96, some_widths(96), true), 5, false, 96);
+  const LayerPlan whole = layer_of(plan, 96, plan, 96);
+  for (int head = 0; head < kHeads; ++head) {
+    CAPTURE(head);
+    const LayerPlan one = slice(whole, {.first_q = head, .num_q = 1, .first_kv = head, .num_kv = 1});
+    validate(one.k, one.geometry, 0, Side::k);
+    const Rows rows = random_rows(whole, 8, true, 97);
+    for (std::size_t token = 0; token < 8; ++token) {
+      std::vector<float> x(96), numbers, expected_numbers;
+      const std::size_t first = (token * kHeads + static_cast<std::size_t>(head)) * 96;
+      for (std::size_t i = 0; i < 96; ++i) x[i] = from_16_bits(rows.k[first + i], true);
+      const RowCodec all(whole.k, head, 96), sliced(one.k, 0, 96);
+      std::vector<std::uint8_t> codes(96), expected(96);
+      numbers.resize(static_cast<std::size_t>(sliced.num_numbers()));
+      expected_numbers.resize(static_cast<std::size_t>(all.num_numbers()));
+      REQUIRE(numbers.size() == expected_numbers.size());
+      all.encode(x, expected, expected_numbers), sliced.encode(x, codes, numbers);
+      CHECK(codes == expected);
+      CHECK(std::ranges::equal(numbers, expected_numbers, [](float a, float b) {
+        return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+      }));
+      CHECK(nearest_centroid(*one.k.centroids, 0, x) == nearest_centroid(*whole.k.centroids, head, x));
+    }
+  }
+  LayerPlan joint = whole;
+  joint.v->centroids->joint = true;
+  CHECK(joint_fault(whole, 3) == "");
+  CHECK(joint_fault(joint, 1) == "");
+  CHECK(joint_fault(joint, 3) == "v: joint centroids on 3 ranks: expected 1, because all heads of a token decide");
+}
