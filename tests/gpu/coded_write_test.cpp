@@ -1,11 +1,13 @@
 #include "write_case.h"
 
 #include <kvq/codec/codec.h>
+#include <kvq/codec/golden_rows.h>
 #include <kvq/codec/page_codec.h>
 #include <kvq/codec/row_codec.h>
 #include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/device_image.h>
 #include <kvq/runtime/device_memory.h>
+#include <kvq/runtime/golden_pages.h>
 #include <kvq/runtime/head_slice.h>
 #include <kvq/runtime/kernels/common/ring_state.h>
 
@@ -474,4 +476,60 @@ TEST_CASE("A rank's heads are coded as the whole plan codes them", "[runtime][gp
   CHECK(joint_fault(whole, 3) == "");
   CHECK(joint_fault(joint, 1) == "");
   CHECK(joint_fault(joint, 3) == "v: joint centroids on 3 ranks: expected 1, because all heads of a token decide");
+}
+
+TEST_CASE("Golden rows in bit tiles and with indices come out right, and faults are found",
+          "[runtime][gpu][generic][emulated]") {
+  constexpr int kDim = 64, kTokens = 24;
+  const TensorPlan code = uniform(4, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16),
+                   bits = mixed(trellis({taps(2, 2)}, 8, 0, ScaleRule::norm, ScaleType::fp16), kDim, some_widths(kDim),
+                                GENERATE(false, true)),
+                   wide = uniform(6, 16, UniformLevels::symmetric, ScaleRule::norm, ScaleType::fp16),
+                   table = codebooks(3, 16, true, ScaleRule::norm, ScaleType::bf16);
+  const auto turned = [&](TensorPlan plan) {
+    plan = rotated(std::move(plan), kDim), plan.rotation.order = 32;  // sums that are rounded
+    return plan;
+  };
+  for (const LayerPlan& plan : {layer_of(turned(bits), kDim, turned(with_centroids(code, 5, false, kDim)), kDim),
+                                layer_of(turned(with_centroids(bits, 300, true, kDim)), kDim, turned(table), kDim),
+                                layer_of(turned(wide), kDim, with_centroids(table, 5, true, kDim), kDim)}) {
+    validate(plan);
+    const Target t{.page_size = 16, .pages = 2, .slots = target_of(kTokens, 16, 0).slots};
+    GoldenTokens tokens{.first = 0, .count = kTokens};
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    const auto fill = [&](std::vector<std::uint16_t>& rows, int count) {
+      for (int i = 0; i < count; ++i) rows.push_back(to_16_bits(normal(random), true));
+    };
+    fill(tokens.q, kHeads * kDim), fill(tokens.k, kTokens * kHeads * kDim), fill(tokens.v, kTokens * kHeads * kDim);
+    const GoldenRows golden = code_golden_rows(plan, tokens);
+    const PageLayout layout = page_layout_of(plan, 16);
+    Pools pools;
+    pools.pages = golden_pages(plan, layout, golden);
+    REQUIRE(pools.pages.size() == static_cast<std::size_t>(2 * layout.page_bytes()));
+    CHECK(compare_pages(plan, layout, golden, pools.pages).first == "");
+    std::fill(pools.pages.begin(), pools.pages.end(), std::byte{0xFF});
+    pools = written_pools(plan, layout, t, {.tokens = kTokens, .k = tokens.k, .v = tokens.v}, true, pools);
+    PageDifference found = compare_pages(plan, layout, golden, pools.pages);
+    CHECK(found.first == "");
+    CHECK(found.rows == 2 * kTokens * kHeads);
+    CHECK(found.firm_rows > found.rows / 8);
+    for (const Side side : kSides) {  // the number of a firm row is damaged, then its index
+      const GoldenSide& of = side == Side::v ? golden.v : golden.k;
+      int row = 0;
+      while (row < 16 * kHeads && !(of.firm[static_cast<std::size_t>(row)] && row % kHeads != 2)) ++row;
+      const int head = row % kHeads, slot = row / kHeads;  // mixed rows of head 2 have no numbers
+      REQUIRE(slot < 16);
+      const TileSide& tile = side == Side::v ? layout.v : layout.k;
+      const int first = side == Side::v ? layout.value_tile(head, slot) : layout.key_tile(head, slot);
+      for (const int at : {number_offset(tile, slot, 0, 0), tile.index_bytes ? index_offset(tile, slot) : -1}) {
+        if (at < 0) continue;
+        std::vector<std::byte> damaged = pools.pages;
+        damaged[static_cast<std::size_t>(first + at)] ^= std::byte{1};
+        found = compare_pages(plan, layout, golden, damaged);
+        CHECK(found.firm_faults == 1);
+        CHECK(found.soft_faults == 0);
+      }
+    }
+  }
 }

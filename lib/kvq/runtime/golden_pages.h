@@ -26,8 +26,9 @@ std::optional<GoldenRows> golden_in_fp16(GoldenRows rows);
 
 struct PageDifference {
   std::int64_t rows = 0, firm_rows = 0;
-  std::int64_t firm_faults = 0;  ///< firm rows with other codes, scales or minima
-  std::int64_t soft_faults = 0;  ///< other rows with a channel that is more than one step away
+  std::int64_t firm_faults = 0;  ///< firm rows with other codes, scales, minima or centroids
+  std::int64_t soft_faults = 0;  ///< other rows with a channel that is more than one step away, or, of codebooks,
+                                 ///< trellises and mixed widths, all channels on average
   std::string first = {};        ///< description of the first fault
 };
 
