@@ -73,7 +73,8 @@ HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, in
 }
 
 bool is_bit_tiles(const TensorPlan& plan, int num_kv_heads, int dim) {
-  LayerPlan layer{.layer = 0, .geometry = {}, .k = plan, .v = plan};
+  LayerPlan layer;
+  layer.k = plan, layer.v = plan;
   layer.geometry.num_kv_heads = num_kv_heads, layer.geometry.head_dim = layer.geometry.v_head_dim = dim;
   return !is_exact(plan.coder) && page_layout_of(layer, kTileTokens).k.is_bits();
 }
