@@ -87,8 +87,10 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
-    if (variant.k.is_bits() && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
+    if (variant.tuned && variant.k.is_bits() && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: linear rows need `fragments`, aligned to 16 bytes", side);
+  if (!variant.tuned)
+    if (const Status status = check_row_codes("decode", p.cache, variant.k, variant.v); !status.ok()) return status;
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   return {};

@@ -30,6 +30,8 @@ const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key) {
 Status check_cache(const char* verb, const DequantizeVariant& variant, const PagedCacheView& c) {
   const Status view = check_cache_view(verb, c, variant.k, variant.v);
   if (!view.ok()) return view;
+  if (!variant.tuned)
+    if (const Status status = check_row_codes(verb, c, variant.k, variant.v); !status.ok()) return status;
   const Status k = check_rotation(verb, "k", c.rotation_k, variant.k.head_dim);
   return k.ok() ? check_rotation(verb, "v", c.rotation_v, variant.v.head_dim) : k;
 }

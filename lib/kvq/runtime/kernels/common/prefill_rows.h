@@ -26,6 +26,6 @@ struct PrefillRows {
 Status generic_prefill_rows(const DequantizeVariant& rows, int blocks, const PrefillParams& params,
                             const PrefillSlab& slab, CUstream_st* stream);
 /// Number of blocks of generic_prefill_rows() that are resident at once on the current device.
-Status generic_prefill_rows_blocks(bool bf16, int& blocks);
+Status generic_prefill_rows_blocks(const DequantizeVariant& rows, int& blocks);
 
 }  // namespace kvq

@@ -2,6 +2,7 @@
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
+#include <kvq/runtime/kernels/decode/generic_rows.cuh>
 #include <kvq/runtime/kernels/decode/generic_tiles.cuh>
 
 #include <cuda_runtime.h>
@@ -75,6 +76,33 @@ KVQ_HD constexpr int warp_bytes(const CacheFormat& format) {
 }
 constexpr int attend_shared_bytes(const CacheFormat& format) {
   return query_bytes(format) + std::max(kWarps * warp_bytes(format), kWarps * kHeads * (format.v.head_dim + 2) * 4);
+}
+
+/// Merges the results of a block's warps and stores them as heads first_head .. first_head + heads - 1 of a record. All
+/// threads call it, behind a barrier. @param values  shared memory [warps, kHeads, D of V + 2]
+template <int kMaxDim>
+__device__ __forceinline__ void leave_record(const DecodeWork& work, Softmax<kMaxDim>& state, float* values,
+                                             float* record, int first_head, int heads, int warps) {
+  const int dim = work.format.v.head_dim, thread = static_cast<int>(threadIdx.x), lane = thread % 32,
+            warp = thread / 32;
+  float2* states = reinterpret_cast<float2*>(values + warps * kHeads * dim);  // largest scores and sums
+  state.leave(values + warp * kHeads * dim, states + warp * kHeads, dim, lane);
+  __syncthreads();
+  for (int i = thread; i < heads * dim; i += 32 * warps) {
+    const int h = i / dim;
+    const auto state_of = [&](int w) {
+      const float2 theirs = states[w * kHeads + h];
+      return SoftmaxState{theirs.x, theirs.y};
+    };
+    SoftmaxState merged;
+    float value = 0.0f;
+    for (int w = 0; w < warps; ++w) merged.raise(state_of(w).max);
+    for (int w = 0; w < warps; ++w)
+      value = fmaf(merged.add(state_of(w), ptx::ex2), values[w * kHeads * dim + i], value);
+    record[first_head * dim + i] = value;
+    if (i % dim == 0)
+      reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(merged.max, merged.sum);
+  }
 }
 
 /// A block attends to one split of a work tile (a KV head of a pass), for up to kHeads of its query heads.
@@ -166,30 +194,124 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   ptx::cp_async_wait_group<0>();
   __syncthreads();
 
-  // 3. Results of all warps overwrite the stages: [kWarps, kHeads, D], then largest scores and sums [kWarps, kHeads].
-  const int dim = v_side.head_dim;
-  float* values = reinterpret_cast<float*>(memory + query_bytes(work.format));
-  float2* states = reinterpret_cast<float2*>(values + kWarps * kHeads * dim);
-  state.leave(values + warp * kHeads * dim, states + warp * kHeads, dim, lane);
-  __syncthreads();
-  float* record = work.record(work_tile, split);
-  for (int i = thread; i < heads * dim; i += kThreads) {
-    const int h = i / dim;
-    const auto state_of = [&](int w) {
-      const float2 theirs = states[w * kHeads + h];
-      return SoftmaxState{theirs.x, theirs.y};
-    };
-    SoftmaxState merged;
-    float value = 0.0f;
-    for (int w = 0; w < kWarps; ++w) merged.raise(state_of(w).max);
-    for (int w = 0; w < kWarps; ++w)
-      value = fmaf(merged.add(state_of(w), ptx::ex2), values[w * kHeads * dim + i], value);
-    record[first_head * dim + i] = value;
-    if (i % dim == 0)
-      reinterpret_cast<float2*>(record + work.heads * dim)[first_head + h] = make_float2(merged.max, merged.sum);
-  }
+  // 3. Results of all warps overwrite the stages.
+  leave_record(work, state, reinterpret_cast<float*>(memory + query_bytes(work.format)),
+               work.record(work_tile, split), first_head, heads, kWarps);
 }
 
+/// Shared memory of a block of generic_attend_rows_kernel: queries, the channel of each place of a value, then what
+/// row_warp_bytes() says for each warp. The warps' results later overwrite the latter.
+constexpr int kMostShared = 99 * 1024;  ///< of a block, on every architecture
+KVQ_HD constexpr int row_head_bytes(const CacheFormat& format) { return query_bytes(format) + kGenericHeadDim; }
+constexpr int attend_rows_shared_bytes(const CacheFormat& format, int warps) {
+  return row_head_bytes(format) +
+         warps * std::max(row_warp_bytes(format), kHeads * (format.v.head_dim + 2) * 4);
+}
+/// Warps of a block: as many as have room.
+constexpr int row_warps(const CacheFormat& format) {
+  int warps = kWarps;
+  while (warps > 1 && attend_rows_shared_bytes(format, warps) > kMostShared) warps /= 2;
+  return warps;
+}
+
+/// generic_attend_kernel() for formats of which decodes_rows() is true: a warp decodes a tile of 16 tokens into shared
+/// memory, then attends to it in plain loops.
+template <int kMaxDim>
+__global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
+    generic_attend_rows_kernel(const __grid_constant__ DecodeWork work) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const DecodeKernelParams& p = work.p;
+  const TileSide &k_side = work.format.k, &v_side = work.format.v;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32,
+            threads = static_cast<int>(blockDim.x), warps = threads / 32;
+  const int head_group = static_cast<int>(blockIdx.x) % work.head_groups,
+            split_index = static_cast<int>(blockIdx.x) / work.head_groups;
+  const int split = split_index % work.splits, work_tile = split_index / work.splits;
+  const int number = work_tile / p.cache.num_kv_heads, head = work_tile % p.cache.num_kv_heads;
+  const int first_head = head_group * kHeads, heads = min(kHeads, work.heads - first_head);  // of the group
+  __shared__ decode::RowSight sight;
+  const SeenTiles tiles(p, number, sight);
+  const int each = work.tiles_in_split(tiles.count()), begin = split * each, end = min(begin + each, tiles.count());
+  if (begin >= end) return;
+
+  // 1. Queries; those of padding heads are zeros.
+  float* queries = reinterpret_cast<float*>(memory);
+  std::uint8_t* channels = reinterpret_cast<std::uint8_t*>(memory + query_bytes(work.format));
+  const float* from =
+      work.queries +
+      (static_cast<std::int64_t>(number) * p.num_q_heads + head * work.heads + first_head) * k_side.head_dim;
+  for (int i = thread; i < kHeads * k_side.head_dim; i += threads)
+    queries[i] = i < heads * k_side.head_dim ? from[i] : 0.0f;
+  for (int i = thread; i < v_side.head_dim; i += threads)
+    channels[i] = static_cast<std::uint8_t>(value_channel(v_side, i));
+  __syncthreads();
+
+  // 2. The warp's tiles. The copy of a tile's values lasts while its keys are attended to, that of the next tile's keys
+  // while its values are.
+  const TileReader reader(p, PageLayout{k_side, v_side, p.cache.num_kv_heads, 1 << p.cache.page_shift}, tiles.sequence,
+                          head);
+  const float center =
+      p.logit_softcap > 0.0f
+          ? work.centers[number * p.num_q_heads + head * work.heads + first_head + min(lane % 4, heads - 1)]
+          : 0.0f;
+  const CodedSide k_of{k_side, p.cache.code_k, work.format.k_bfloat, false, head},
+      v_of{v_side, p.cache.code_v, work.format.v_bfloat, true, head};
+  const int stride = row_stride(work.format);
+  std::byte* stage = memory + row_head_bytes(work.format) + warp * row_warp_bytes(work.format);
+  float* rows = reinterpret_cast<float*>(stage + tile_bytes(work.format));
+  std::byte* scratch = reinterpret_cast<std::byte*>(rows) + row_bytes(work.format);
+  const auto page_of = [&](int i) { return i < end ? reader.page_of(tiles[i]) : 0; };
+  const auto fetch_keys = [&](int i, int page) {
+    if (i < end && page >= 0 && tiles[i].coded())
+      fetch_side(reader.in_memory(tiles[i], page).k, reader.k_bytes, stage, lane);
+    ptx::cp_async_commit_group();
+  };
+  const auto arrived = [] {
+    ptx::cp_async_wait_group<0>();
+    __syncwarp();
+  };
+  Softmax<kMaxDim> state;
+  int page = page_of(begin + warp), next_page = page_of(begin + warp + warps);
+  fetch_keys(begin + warp, page);
+  for (int i = begin + warp; i < end; i += warps) {
+    const int later_page = page_of(i + 2 * warps);
+    const SeenTile tile = tiles[i];
+    arrived();
+    if (page < 0) {  // the tile cannot be read
+      state.sum = kNaN;
+      page = next_page, next_page = later_page;
+      fetch_keys(i + warps, page);
+      continue;
+    }
+    const TilePair at = reader.in_memory(tile, page);
+    const unsigned seen = seen_tokens(tile, lane);
+    const bool k_coded = tile.coded() && !k_side.exact(), v_coded = tile.coded() && !v_side.exact();
+    if (k_coded) rows_of_tile(stage, k_of, seen, rows, stride, scratch, lane);
+    if (v_coded) fetch_side(at.v, reader.v_bytes, stage, lane);
+    ptx::cp_async_commit_group();
+    float scores[2][kHeads] = {}, weights[kHeads][4];
+    if (k_coded)
+      score_rows(rows, stride, k_side.head_dim, queries, lane, scores);
+    else
+      score_exact(at.k, k_side.head_dim, queries, lane, scores);
+    state.add_scores(scores, tile, p.logit_softcap, center, lane, weights);
+    arrived();  // and all lanes have read the keys' rows
+    if (v_coded) rows_of_tile(stage, v_of, seen, rows, stride, scratch, lane);
+    page = next_page, next_page = later_page;
+    fetch_keys(i + warps, page);
+    if (v_coded)
+      add_rows<kMaxDim>(rows, stride, v_side.head_dim, channels, weights, lane, state.values);
+    else
+      add_exact<kMaxDim>(at.v, v_side.head_dim, tile, weights, lane, state.values);
+    __syncwarp();  // before the next keys overwrite the rows
+  }
+  ptx::cp_async_wait_group<0>();
+  __syncthreads();
+
+  // 3. Results of all warps overwrite their memory.
+  leave_record(work, state, reinterpret_cast<float*>(memory + row_head_bytes(work.format)),
+               work.record(work_tile, split), first_head, heads, warps);
+}
 /// Grid [passes Hq].
 template <typename T>
 __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_constant__ DecodeWork work) {
@@ -281,14 +403,19 @@ __global__ void __launch_bounds__(kThreads) generic_combine_kernel(const __grid_
 namespace {
 
 auto attend_kernel(const CacheFormat& format) {
+  if (decodes_rows(format))
+    return format.v.head_dim <= 128 ? generic_attend_rows_kernel<128> : generic_attend_rows_kernel<kGenericHeadDim>;
   return format.v.head_dim <= 128 ? generic_attend_kernel<128> : generic_attend_kernel<kGenericHeadDim>;
 }
+
+int attend_threads(const CacheFormat& format) { return decodes_rows(format) ? 32 * row_warps(format) : kThreads; }
 
 /// What sizes the workspace; the other fields are of tuned kernels.
 DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
   DecodeKernelShape shape;
-  shape.consumer_warps = kWarps;
-  shape.shared_bytes = attend_shared_bytes(format);
+  shape.consumer_warps = attend_threads(format) / 32;
+  shape.shared_bytes = decodes_rows(format) ? attend_rows_shared_bytes(format, row_warps(format))
+                                            : attend_shared_bytes(format);
   shape.operand_bytes = heads * (format.k.head_dim + 1) * 4;
   shape.partial_bytes = heads * (format.v.head_dim + 2) * 4;
   return shape;
@@ -296,8 +423,11 @@ DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
 
 template <typename T>
 Status plan(DecodeLaunch& launch) {
-  constexpr int kMostShared = attend_shared_bytes({{256, 4, 32, 2, 4}, {256, 4, 32, 2, 4}});
-  static_assert(kMostShared <= 99 * 1024, "what a block has on every architecture");
+  constexpr int kMostOfCodes = attend_shared_bytes({{256, 4, 32, 2, 4}, {256, 4, 32, 2, 4}});
+  static_assert(kMostOfCodes <= kMostShared);
+  // Eight bits, and a scale and a minimum of four bytes for each channel.
+  static_assert(attend_rows_shared_bytes({{256, 0, 256, 512, 4, false, 64, 2}, {256, 0, 256, 512, 4, false, 64, 2}},
+                                         1) <= kMostShared);
   static_assert(attend_shared_bytes({{256, 4, 32, 2}, {256, 4, 32, 2}}) <= 48 * 1024, "without asking for more");
   const CacheFormat& format = launch.format;
   const DecodeKernelShape shape = generic_shape(format, launch.heads);
@@ -307,11 +437,13 @@ Status plan(DecodeLaunch& launch) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  // The maximum over all plans, because the attribute belongs to the kernel on the device. Only fp32 numbers need it.
+  // The maximum over all plans, because the attribute belongs to the kernel on the device. Of code tiles only fp32
+  // numbers need it.
   if (error == cudaSuccess && launch.shared_bytes > 48 * 1024)
-    error = cudaFuncSetAttribute(attend_kernel(format), cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+    error = cudaFuncSetAttribute(attend_kernel(format), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 decodes_rows(format) ? kMostShared : kMostOfCodes);
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), kThreads,
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, attend_kernel(format), attend_threads(format),
                                                           static_cast<std::size_t>(launch.shared_bytes));
   if (error == cudaSuccess) error = load_kernel(attend_kernel(format));
   if (error == cudaSuccess) error = load_kernel(generic_queries_kernel<T>);
@@ -343,7 +475,7 @@ Status run(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* 
   if (error == cudaSuccess)
     error =
         launch_kernel(attend_kernel(launch.format), static_cast<unsigned>(work_tiles * work.splits * work.head_groups),
-                      kThreads, launch.shared_bytes, false, stream, work);
+                      attend_threads(launch.format), launch.shared_bytes, false, stream, work);
   if (error == cudaSuccess) error = launch_kernel(generic_combine_kernel<T>, rows, kThreads, 0, false, stream, work);
   return cuda_status(error, "decode: generic: launch");
 }

@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/chunk.cuh>
+#include <kvq/runtime/kernels/common/coded_rows.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
 #include <kvq/runtime/kernels/dequantize/requested_rows.cuh>
 
@@ -100,37 +101,6 @@ struct GenericToWorkspace {
   }
 };
 
-/// Reads a token of a coded tile. All lanes of a warp call it.
-__device__ __forceinline__ void read_codes(const std::byte* tile, const TileSide& side, bool bfloat, bool value,
-                                           int token, float* row, int lane) {
-  const GroupOfStep group_of(side);
-  const auto byte_at = [&](int piece, int byte) {
-    return static_cast<unsigned>(
-        tile[value ? value_code_offset(side, token, piece, byte) : key_code_offset(side, token, piece, byte)]);
-  };
-  const auto put = [&](int channel, unsigned code) {
-    const GroupParams params(tile + number_offset(side, token, group_of(channel / 32), 0), side, bfloat);
-    row[channel] = params.value(static_cast<float>(code));
-  };
-  if (side.bits == 3) {
-    for (int channel = lane; channel < side.head_dim; channel += 32) {
-      const CodeParts parts = code_parts(side, channel);
-      const auto bits_of = [&](const BitField& field) {
-        return byte_at(parts.lane, field.byte) >> field.shift & ((1u << field.width) - 1);
-      };
-      put(channel, bits_of(parts.low) | (parts.high.width ? bits_of(parts.high) << parts.low.width : 0u));
-    }
-    return;
-  }
-  const int piece_bytes = side.piece_bytes();
-  for (int i = lane; i < 4 * piece_bytes; i += 32) {
-    const int piece = i / piece_bytes, byte = i % piece_bytes;
-    const unsigned all = byte_at(piece, byte);
-    for (int slice = 0; slice < side.codes_per_byte(); ++slice)
-      put(code_channel(side, {piece, byte, slice}), all >> (slice * side.bits) & ((1u << side.bits) - 1));
-  }
-}
-
 /// Reads a token of an exact tile. @param order  as store_exact()
 __device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const TileSide& order, int token, float* row,
                                            int lane) {
@@ -140,9 +110,12 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int dim, const
 }
 
 /// Reads a token from its page or window. A row whose page is not in the pool becomes NaN.
+/// @param row      that of the token among the rows of its tile, [16, kGenericHeadDim]
+/// @param scratch  of decode_rows(), if kDecodes: decodes_rows() of the format
+template <bool kDecodes>
 __device__ __forceinline__ void read_token(const PagedCacheView& cache, const CacheFormat& format,
                                            const SequenceTokens& tokens, int sequence, int head, bool value,
-                                           int position, float* row, int lane) {
+                                           int position, float* row, std::byte* scratch, int lane) {
   const TileSide& side = format.side(value);
   const TileSide in_order{side.head_dim, 16, side.head_dim, 0};
   if (tokens.is_exact(position)) {
@@ -165,16 +138,20 @@ __device__ __forceinline__ void read_token(const PagedCacheView& cache, const Ca
       cache.pages + page * cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
   if (side.exact())
     read_exact(tile, side.head_dim, in_order, token, row, lane);
+  else if (kDecodes && decodes_rows(side))
+    decode_rows(tile, {side, value ? cache.code_v : cache.code_k, format.bfloat(value), value, head}, 1u << token,
+                row - token * kGenericHeadDim, kGenericHeadDim, scratch, lane);
   else
     read_codes(tile, side, format.bfloat(value), value, token, row, lane);
 }
 
-/// Grid [workers, 2 Hkv]: keys of all heads, then values.
-template <typename T, typename Destination>
+/// Grid [workers, 2 Hkv]: keys of all heads, then values. @tparam kDecodes  decodes_rows() of the format
+template <typename T, typename Destination, bool kDecodes>
 __global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
     generic_dequantize_kernel(const __grid_constant__ Destination destination,
                               const __grid_constant__ CacheFormat format) {
   __shared__ __align__(16) float rows[kTileTokens][kGenericHeadDim];
+  __shared__ __align__(16) std::byte scratch[kDecodes ? kMostScratchBytes : 16];
   const PagedCacheView& cache = destination.cache();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const bool value = static_cast<int>(blockIdx.y) >= cache.num_kv_heads;
@@ -194,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
       const int first = tile * kTileTokens;
       for (int r = warp; r < kTileTokens; r += kWarps)
         if (first + r >= output.begin && first + r < output.end && !output.fault)
-          read_token(cache, format, output.tokens, sequence, head, value, first + r, rows[r], lane);
+          read_token<kDecodes>(cache, format, output.tokens, sequence, head, value, first + r, rows[r], scratch, lane);
       __syncthreads();
       if (first < output.end) {
         if (rotation.matrix && !value) {  // the matrix of keys is A^-T, so it is read transposed
@@ -230,15 +207,20 @@ __global__ void __launch_bounds__(kThreads, Destination::kMinBlocks)
 
 namespace {
 
+template <typename T, typename Destination>
+auto kernel_for(const CacheFormat& format) {
+  return decodes_rows(format) ? generic_dequantize_kernel<T, Destination, true>
+                              : generic_dequantize_kernel<T, Destination, false>;
+}
+
 /// Number of blocks that are resident at once.
 template <typename T, typename Destination>
-Status count_blocks(int& blocks) {
+Status count_blocks(const CacheFormat& format, int& blocks) {
   int device = 0, multiprocessors = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error =
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, generic_dequantize_kernel<T, Destination>, kThreads, 0);
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel_for<T, Destination>(format), kThreads, 0);
   blocks = each * multiprocessors;
   return cuda_status(error, "dequantize: generic: plan");
 }
@@ -249,15 +231,15 @@ Status launch(const Destination& destination, const CacheFormat& format, int blo
   if (destination.cache().batch == 0) return {};
   const dim3 grid(static_cast<unsigned>(std::max(1, blocks / sides)), static_cast<unsigned>(sides));
   return cuda_status(
-      launch_kernel(generic_dequantize_kernel<T, Destination>, grid, kThreads, 0, false, stream, destination, format),
+      launch_kernel(kernel_for<T, Destination>(format), grid, kThreads, 0, false, stream, destination, format),
       "dequantize: generic: launch");
 }
 
 template <typename T>
 Status plan(DequantizeLaunch& launch) {
-  Status status = count_blocks<T, GenericToRows<T>>(launch.blocks);
+  Status status = count_blocks<T, GenericToRows<T>>(launch.format, launch.blocks);
   int blocks = 0;
-  return status.ok() ? count_blocks<T, GenericToWorkspace<T, true>>(blocks) : status;  // loads the kernel, too
+  return status.ok() ? count_blocks<T, GenericToWorkspace<T, true>>(launch.format, blocks) : status;  // loads the kernel, too
 }
 
 template <typename T>
@@ -307,10 +289,10 @@ Status generic_prefill_rows(const DequantizeVariant& rows, int blocks, const Pre
                    : generic::to_rows<__half>(rows.format(), blocks, params, slab, stream);
 }
 
-Status generic_prefill_rows_blocks(bool bf16, int& blocks) {
+Status generic_prefill_rows_blocks(const DequantizeVariant& rows, int& blocks) {
   using namespace generic;
-  return bf16 ? count_blocks<__nv_bfloat16, GenericToWorkspace<__nv_bfloat16, false>>(blocks)
-              : count_blocks<__half, GenericToWorkspace<__half, false>>(blocks);
+  return rows.bf16 ? count_blocks<__nv_bfloat16, GenericToWorkspace<__nv_bfloat16, false>>(rows.format(), blocks)
+                   : count_blocks<__half, GenericToWorkspace<__half, false>>(rows.format(), blocks);
 }
 
 }  // namespace kvq

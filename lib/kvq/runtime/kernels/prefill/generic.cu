@@ -163,7 +163,7 @@ Status plan_prefill(const DequantizeVariant& rows, PrefillLaunch& launch) {
   static_assert(prefill_shared_bytes(kGenericHeadDim, kGenericHeadDim) <= 99 * 1024,
                 "what a block has on every architecture");
   const int k_dim = rows.k.head_dim, v_dim = rows.v.head_dim;
-  const Status status = generic_prefill_rows_blocks(rows.bf16, launch.dequantize.blocks);
+  const Status status = generic_prefill_rows_blocks(rows, launch.dequantize.blocks);
   if (!status.ok()) return status;
   launch.shared_bytes = prefill_shared_bytes(k_dim, v_dim);
   // The maximum over all plans, because the attribute belongs to the kernel on the device and other plans may need

@@ -1,0 +1,428 @@
+#include "coded_cache.h"
+
+#include "support/random_data.h"
+
+#include <kvq/codec/page_codec.h>
+#include <kvq/codec/poisoned.h>
+#include <kvq/codec/row_codec.h>
+#include <kvq/runtime/kernels/decode/variant.h>
+#include <kvq/runtime/kernels/dequantize/variant.h>
+#include <kvq/runtime/kernels/prefill/variant.h>
+#include <kvq/runtime/row_code_data.h>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <span>
+
+namespace kvq::test {
+
+namespace {
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+double of_16_bits(unsigned short bits, bool bf16) {
+  return static_cast<double>(bf16 ? std::bit_cast<float>(unsigned{bits} << 16)
+                                  : __half2float(__ushort_as_half(bits)));
+}
+unsigned short in_16_bits(double x, bool bf16) {
+  return bf16 ? __bfloat16_as_ushort(__float2bfloat16(static_cast<float>(x)))
+              : __half_as_ushort(__float2half(static_cast<float>(x)));
+}
+
+/// Rows of one side as attention should see them, in the model's basis.
+struct Rows {
+  int heads = 0, dim = 0, longest = 0;
+  std::vector<double> x;  ///< [B, longest, Hkv, D]
+  double* at(int b, int position, int head) {
+    return x.data() + ((std::int64_t{b} * longest + position) * heads + head) * dim;
+  }
+};
+
+/// x_rot @ A^T + offset for orthogonal A, or x_rot + offset.
+void put_back(const TensorPlan& plan, int head, std::span<const float> x_rot, const float* offset, double* x) {
+  const std::size_t d = x_rot.size(), first = size(plan.rotation.head_index(head)) * d * d;
+  for (std::size_t i = 0; i < d; ++i) {
+    x[i] = static_cast<double>(x_rot[i]);
+    if (!plan.rotation.matrix.empty()) {
+      x[i] = 0.0;
+      for (std::size_t j = 0; j < d; ++j)
+        x[i] += static_cast<double>(x_rot[j]) * static_cast<double>(plan.rotation.matrix[first + i * d + j]);
+    }
+    if (offset) x[i] += static_cast<double>(offset[i]);
+  }
+}
+
+/// The cache of a case on the device, and its rows.
+struct CodedCache {
+  Arena arena;
+  PagedCacheView view;
+  CacheFormat format;
+  Rows k, v;
+  FaultRecord* faults = nullptr;
+
+  explicit CodedCache(const CodedCase& c) : random_(c.seed) {
+    LayerPlan plan{.layer = 0, .geometry = {}, .k = c.k, .v = c.v};
+    plan.geometry.num_kv_heads = c.num_kv_heads, plan.geometry.num_q_heads = c.num_kv_heads * c.heads;
+    plan.geometry.head_dim = c.k_dim, plan.geometry.v_head_dim = c.v_dim;
+    const PageLayout layout = page_layout_of(plan, c.page_size);
+    format = {layout.k, layout.v, has_bfloat_scales(c.k), has_bfloat_scales(c.v)};
+    const int batch = static_cast<int>(c.lengths.size());
+    const int longest = std::max(1, *std::max_element(c.lengths.begin(), c.lengths.end())),
+              most_pages = (longest + c.page_size - 1) / c.page_size;
+    k = {c.num_kv_heads, c.k_dim, longest, {}}, v = {c.num_kv_heads, c.v_dim, longest, {}};
+    for (Rows* rows : {&k, &v}) rows->x.resize(size(std::int64_t{batch} * longest * rows->heads * rows->dim));
+
+    // Pages in falling order; slots beyond the lengths hold NaN and indices out of range.
+    view.batch = batch, view.num_kv_heads = c.num_kv_heads, view.seq_lens = arena.put(c.lengths);
+    view.windows = {c.sink_tokens, c.recent_tokens};
+    view.extents = {batch * most_pages, batch, batch};
+    view.page_shift = std::countr_zero(static_cast<unsigned>(c.page_size)), view.page_table_stride = most_pages;
+    view.page_stride = layout.page_bytes() + 16;
+    std::vector<std::int32_t> table, slots;
+    for (int i = 0; i < batch * most_pages; ++i) table.push_back(batch * most_pages - 1 - i);
+    for (int b = 0; b < batch; ++b) slots.push_back(batch - 1 - b);
+    std::vector<std::byte> pages(size(view.page_stride) * table.size(), std::byte{0xFF});
+    const WindowLayouts windows = window_layouts_of(layout, {c.sink_tokens, c.recent_tokens}, 16);
+    view.sink_layout = windows.sinks, view.ring_layout = windows.rings;
+    std::vector<std::byte> sinks(size(windows.sinks.slot_bytes() * batch), std::byte{0xFF}),
+        rings(size(windows.rings.slot_bytes() * batch), std::byte{0xFF});
+
+    for (const Side side : kSides) {
+      const TensorPlan& of = side == Side::v ? c.v : c.k;
+      Rows& rows = side == Side::v ? v : k;
+      for (int head = 0; head < c.num_kv_heads; ++head) {
+        const RowCodec codec(of, head, rows.dim);
+        const std::vector<BitSegment> segments =
+            format.side(side == Side::v).is_bits() ? bit_segments(of, head, rows.dim) : std::vector<BitSegment>{};
+        for (int b = 0; b < batch; ++b) {
+          const int length = c.lengths[size(b)];
+          const SequenceTokens tokens = view.windows.tokens_of(length, 0, c.sink_tokens > 0, c.recent_tokens > 0);
+          for (int position = 0; position < length; ++position) {
+            std::vector<float> x = gaussian(size(rows.dim), random_.bits());
+            if (position % 5 == 4)
+              for (float& channel : x) channel *= 3.0f;
+            if (position == c.poisoned && head == 0) x[size(rows.dim / 2)] = NAN;
+            const int page = table[size(b * most_pages + position / c.page_size)];
+            const std::span<std::byte> bytes =
+                std::span(pages).subspan(size(page * view.page_stride), size(layout.page_bytes()));
+            const int slot = position % c.page_size;
+            const float* centroid = nullptr;
+            if (tokens.is_exact(position)) {
+              const bool sink = position < tokens.sink_end;
+              const WindowLayout& window = sink ? windows.sinks : windows.rings;
+              for (float& channel : x) channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
+              store_window_row(window, side, head, window.row(position), x,
+                               std::span(sink ? sinks : rings)
+                                   .subspan(size(slots[size(b)] * window.slot_bytes()), size(window.slot_bytes())));
+            } else if (codec.is_exact()) {
+              for (float& channel : x) channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
+              store_page_row(layout, side, head, slot, x, bytes);
+            } else {
+              std::vector<std::uint8_t> codes(x.size());
+              std::vector<float> numbers(size(codec.num_numbers()));
+              codec.encode(x, codes, numbers);
+              if (segments.empty() && !format.side(side == Side::v).is_bits())
+                store_page_row(layout, side, scale_type(of.coder), head, slot, codes, numbers, bytes);
+              else
+                store_page_row(layout, side, scale_type(of.coder), head, slot, segments, codes, numbers, bytes);
+              codec.decode(codes, numbers, x);
+              if (of.centroids) {
+                const int index = random_.integer(0, of.centroids->count - 1);
+                store_page_index(layout, side, head, slot, index, bytes);
+                centroid = of.centroids->values.data() +
+                           size(of.rotation.head_index(head) * of.centroids->count + index) * x.size();
+              }
+            }
+            put_back(of, head, x, centroid, rows.at(b, position, head));
+          }
+        }
+      }
+    }
+    if (c.lost >= 0) table[size(c.lost * most_pages)] = 0x3FFFFFFF;
+    view.page_table = arena.put(table), view.pages = arena.put(pages);
+    view.sink_slots = arena.put(slots), view.ring_slots = arena.put(slots);
+    view.sinks = arena.put(sinks), view.rings = arena.put(rings);
+    view.faults = faults = arena.put(std::vector<FaultRecord>(1));
+    view.code_k = code_of(c.k, c.k_dim), view.code_v = code_of(c.v, c.v_dim);
+    view.rotation_k = rotation_of(c.k, c.k_dim, false), view.rotation_v = rotation_of(c.v, c.v_dim, true);
+  }
+
+  int fault() const { return static_cast<int>(get(faults, 1)[0].code); }
+
+ private:
+  Random random_;
+
+  RowCode code_of(const TensorPlan& plan, int dim) {
+    const RowCodeData data = row_code_data(plan, view.num_kv_heads, dim);
+    RowCode code = data.values;
+    if (!data.heads.empty()) code.heads = arena.put(data.heads), code.tables = arena.put(data.tables);
+    if (plan.centroids) code.rotated_centroids = arena.put(data.rotated_centroids);
+    return code;
+  }
+  /// The matrix of keys is A^-T = A, that of values A^-1 = A^T.
+  DeviceRotation rotation_of(const TensorPlan& plan, int dim, bool transposed) {
+    if (plan.rotation.matrix.empty()) return {};
+    std::vector<float> matrix = plan.rotation.matrix;
+    const std::size_t d = size(dim);
+    for (std::size_t i = 0; transposed && i < matrix.size(); ++i)
+      matrix[i] = plan.rotation.matrix[i / (d * d) * d * d + i % d * d + i / d % d];
+    return {.per_head = plan.rotation.scope == Scope::kv_head, .matrix = arena.put(matrix)};
+  }
+};
+
+/// Sums of squared differences; rows that should be NaN must be.
+struct Difference {
+  CodedOutcome& outcome;
+  double error = 0.0, plain = 0.0, all = 0.0;
+  void add(double found, double truth, bool bf16, std::size_t element) {
+    if (std::isnan(found) != std::isnan(truth) && outcome.failure.empty())
+      outcome.failure = "element " + std::to_string(element) + ": expected " + std::to_string(truth) + ", found " +
+                        std::to_string(found);
+    if (std::isnan(truth)) return;
+    const double rounded = of_16_bits(in_16_bits(truth, bf16), bf16);
+    error += (found - truth) * (found - truth), plain += (rounded - truth) * (rounded - truth), all += truth * truth;
+  }
+  ~Difference() {
+    outcome.error = std::sqrt(error / std::max(all, 1e-30));
+    outcome.plain_error = std::sqrt(plain / std::max(all, 1e-30));
+  }
+};
+
+std::vector<unsigned short> random_16_bits(std::int64_t count, std::uint64_t seed, bool bf16) {
+  std::vector<unsigned short> all;
+  for (const float x : gaussian(size(count), seed)) all.push_back(in_16_bits(double{x}, bf16));
+  return all;
+}
+
+/// Attention of one query head of one token. @param row  position -> key and value, or null pointers if not seen
+template <typename RowsAt>
+void plain_attention(const unsigned short* q, bool bf16, int dim, int v_dim, int count, double scale, double softcap,
+                     const float* sink, RowsAt rows_at, double* out, double& lse) {
+  std::vector<double> scores(size(count), -INFINITY);
+  double largest = sink ? double{*sink} : -INFINITY;
+  bool any = false, poisoned = false;
+  for (int t = 0; t < count; ++t) {
+    const double* key = rows_at(t, false);
+    if (!key) continue;
+    double sum = 0.0;
+    for (int c = 0; c < dim; ++c) sum += of_16_bits(q[c], bf16) * key[c];
+    sum *= scale;
+    if (softcap > 0.0) sum = softcap * std::tanh(sum / softcap);
+    scores[size(t)] = sum, largest = std::max(largest, sum), any = true, poisoned = poisoned || std::isnan(sum);
+  }
+  double sum = sink ? std::exp(double{*sink} - largest) : 0.0;
+  std::fill_n(out, v_dim, 0.0);
+  for (int t = 0; t < count; ++t) {
+    const double* value = rows_at(t, true);
+    if (!value) continue;
+    const double weight = std::exp(scores[size(t)] - largest);
+    sum += weight;
+    for (int c = 0; c < v_dim; ++c) out[c] += weight * value[c];
+  }
+  for (int c = 0; any && c < v_dim; ++c) out[c] /= sum;
+  if (poisoned) std::fill_n(out, v_dim, double{NAN});
+  lse = poisoned ? double{NAN} : any || sink ? largest + std::log(sum) : -INFINITY;
+}
+
+void compare_lse(double found, double expected, CodedOutcome& outcome) {
+  if (std::isnan(found) != std::isnan(expected) && outcome.failure.empty()) outcome.failure = "lse: NaN or not";
+  if (std::isnan(expected) || found == expected) return;
+  outcome.lse_error = std::max(outcome.lse_error, std::abs(found - expected));
+}
+
+}  // namespace
+
+CodedOutcome decode_coded(const CodedCase& c) {
+  CodedCache made(c);
+  CodedOutcome outcome;
+  Arena& arena = made.arena;
+  const int q_heads = c.num_kv_heads * c.heads, batch = static_cast<int>(c.lengths.size());
+  DecodeParams p;
+  p.cache = made.view, p.num_q_heads = q_heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(c.k_dim));
+  p.logit_softcap = c.softcap, p.sliding_window = c.sliding_window;
+  std::vector<int> indptr = {0};
+  for (int b = 0; b < batch; ++b) indptr.push_back(indptr.back() + (c.new_tokens.empty() ? 1 : c.new_tokens[size(b)]));
+  const int tokens = indptr.back();
+  Random random(c.seed + 77);
+  std::vector<std::uint32_t> masks;
+  for (int i = 0; i < tokens; ++i) masks.push_back(random.bits());
+  if (!c.new_tokens.empty()) {
+    p.q_indptr = arena.put(indptr), p.num_tokens = tokens;
+    p.max_new_tokens = *std::max_element(c.new_tokens.begin(), c.new_tokens.end());
+    if (c.masks) p.token_masks = arena.put(masks);
+  }
+  if (!c.first.empty()) p.first = arena.put(c.first);
+  if (!c.last.empty()) p.last = arena.put(c.last);
+  const std::vector<float> logits = gaussian(size(q_heads), c.seed + 78);
+  if (c.sink_logits) p.sink_logits = arena.put(logits);
+  const std::vector<unsigned short> q = random_16_bits(std::int64_t{tokens} * q_heads * c.k_dim, c.seed + 79, c.bf16);
+  const std::size_t elements = size(tokens) * size(q_heads * c.v_dim);
+  auto* out = arena.take<unsigned short>(elements, 0xFF);
+  p.q = arena.put(q), p.q_stride = q_heads * c.k_dim, p.out = out, p.out_stride = q_heads * c.v_dim;
+  p.lse = arena.take<float>(size(tokens * q_heads), 0xFF);
+
+  const DecodeVariant variant = generic_decode(made.format, c.heads, c.bf16);
+  DecodeLaunch launch;
+  Status status = variant.plan(launch);
+  if (status.ok()) {
+    p.workspace = arena.take<std::byte>(
+        decode_workspace_bytes(launch, decode_work_tiles(variant, batch, c.num_kv_heads, c.heads, p.max_new_tokens)),
+        0xFF);
+    status = check_decode(variant, p);
+  }
+  if (status.ok()) status = variant.run(launch, p, nullptr);
+  check(cudaDeviceSynchronize(), "decode");
+  if (!status.ok()) return {.failure = status.message()};
+  outcome.fault = made.fault();
+
+  const std::vector<unsigned short> found = get(out, elements);
+  const std::vector<float> lse = get(p.lse, size(tokens * q_heads));
+  Difference difference{outcome};
+  std::vector<double> expected(size(c.v_dim));
+  for (int b = 0; b < batch; ++b)
+    for (int token = indptr[size(b)]; token < indptr[size(b) + 1]; ++token)
+      for (int head = 0; head < q_heads; ++head) {
+        const int length = c.lengths[size(b)], n = indptr[size(b) + 1] - indptr[size(b)], old = length - n,
+                  own = old + token - indptr[size(b)];
+        const auto sees = [&](int t) {
+          if ((!c.first.empty() && t < c.first[size(b)]) || (!c.last.empty() && t >= c.last[size(b)])) return false;
+          if (c.sliding_window > 0 && t <= own - c.sliding_window) return false;
+          return t < old || !c.masks ? t <= own : (masks[size(token)] >> (t - old) & 1u) != 0;
+        };
+        const auto rows_at = [&](int t, bool value) -> const double* {
+          return sees(t) ? (value ? made.v : made.k).at(b, t, head / c.heads) : nullptr;
+        };
+        const std::size_t row = size(token) * size(q_heads) + size(head);
+        double sum = 0.0;
+        plain_attention(q.data() + row * size(c.k_dim), c.bf16, c.k_dim, c.v_dim, length, double{p.softmax_scale},
+                        double{c.softcap}, c.sink_logits ? &logits[size(head)] : nullptr, rows_at, expected.data(),
+                        sum);
+        if (b == c.lost) sum = NAN, std::fill(expected.begin(), expected.end(), double{NAN});
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          difference.add(of_16_bits(found[row * expected.size() + i], c.bf16), expected[i], c.bf16,
+                         row * expected.size() + i);
+        compare_lse(double{lse[row]}, sum, outcome);
+      }
+  return outcome;
+}
+
+CodedOutcome dequantize_coded(const CodedCase& c) {
+  CodedCache made(c);
+  CodedOutcome outcome;
+  Arena& arena = made.arena;
+  const int batch = static_cast<int>(c.lengths.size());
+  std::vector<int> indptr = {0};
+  for (const int n : c.lengths) indptr.push_back(indptr.back() + n);
+  DequantizeParams p;
+  p.cache = made.view, p.out_indptr = arena.put(indptr), p.num_rows = indptr.back();
+  p.k_stride = c.num_kv_heads * c.k_dim, p.v_stride = c.num_kv_heads * c.v_dim;
+  auto* k = arena.take<unsigned short>(size(p.num_rows * p.k_stride), 0xFF);
+  auto* v = arena.take<unsigned short>(size(p.num_rows * p.v_stride), 0xFF);
+  p.k = k, p.v = v;
+  const DequantizeVariant variant = generic_dequantize(made.format, c.bf16);
+  DequantizeLaunch launch;
+  Status status = variant.plan(launch);
+  if (status.ok()) status = check_dequantize(variant, p);
+  if (status.ok()) status = variant.run(launch, p, nullptr);
+  check(cudaDeviceSynchronize(), "dequantize");
+  if (!status.ok()) return {.failure = status.message()};
+  outcome.fault = made.fault();
+  Difference difference{outcome};
+  for (const bool value : {false, true}) {
+    Rows& rows = value ? made.v : made.k;
+    const int row = rows.heads * rows.dim;
+    const std::vector<unsigned short> found = get(value ? v : k, size(p.num_rows * row));
+    for (int b = 0; b < batch; ++b)
+      for (int i = 0; i < c.lengths[size(b)] * row; ++i) {
+        const std::size_t element = size(indptr[size(b)] * row + i);
+        difference.add(of_16_bits(found[element], c.bf16), rows.at(b, i / row, 0)[i % row], c.bf16, element);
+      }
+  }
+  return outcome;
+}
+
+CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
+  CodedCache made(c);
+  CodedOutcome outcome;
+  Arena& arena = made.arena;
+  const int q_heads = c.num_kv_heads * c.heads, batch = static_cast<int>(c.lengths.size());
+  std::vector<int> indptr = {0};
+  int longest_chunk = 0, longest = 1;
+  for (int b = 0; b < batch; ++b) {
+    indptr.push_back(indptr.back() + chunks[size(b)]);
+    longest_chunk = std::max(longest_chunk, chunks[size(b)]);
+    longest = std::max(longest, chunks[size(b)] + c.lengths[size(b)]);
+  }
+  const int tokens = indptr.back();
+  const std::vector<unsigned short>
+      q = random_16_bits(std::int64_t{tokens} * q_heads * c.k_dim, c.seed + 81, c.bf16),
+      k = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.k_dim, c.seed + 82, c.bf16),
+      v = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.v_dim, c.seed + 83, c.bf16);
+  PrefillParams p;
+  p.cache = made.view, p.num_q_heads = q_heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(c.k_dim));
+  p.sliding_window = c.sliding_window, p.logit_softcap = c.softcap;
+  p.num_tokens = tokens, p.q_indptr = arena.put(indptr), p.max_queries = longest_chunk, p.max_keys = longest;
+  p.q = arena.put(q), p.k = arena.put(k), p.v = arena.put(v);
+  p.q_stride = q_heads * c.k_dim, p.k_stride = c.num_kv_heads * c.k_dim;
+  p.v_stride = c.num_kv_heads * c.v_dim, p.out_stride = q_heads * c.v_dim;
+  const std::size_t elements = size(tokens) * size(q_heads * c.v_dim);
+  auto* out = arena.take<unsigned short>(elements, 0xFF);
+  p.out = out, p.lse = arena.take<float>(size(tokens * q_heads), 0xFF);
+  const DequantizeVariant rows = generic_dequantize(made.format, c.bf16);
+  const PrefillVariant variant = generic_prefill(rows);
+  PrefillLaunch launch;
+  launch.shape = {batch, q_heads, c.num_kv_heads, longest_chunk, longest, 0, false};
+  Status status = check_prefill_shape(variant, rows, launch.shape);
+  if (status.ok()) status = variant.plan(rows, launch);
+  if (status.ok()) {
+    p.workspace = arena.take<std::byte>(size(launch.workspace_bytes), 0xFF);
+    status = check_prefill(variant, rows, launch, p);
+  }
+  if (status.ok()) status = variant.run(rows, launch, p, nullptr);
+  check(cudaDeviceSynchronize(), "prefill");
+  if (!status.ok()) return {.failure = status.message()};
+  outcome.fault = made.fault();
+
+  // The rows of the cache, then those of the chunk.
+  Rows all[2] = {{c.num_kv_heads, c.k_dim, longest, {}}, {c.num_kv_heads, c.v_dim, longest, {}}};
+  for (const bool value : {false, true}) {
+    Rows& to = all[value];
+    Rows& cached = value ? made.v : made.k;
+    const int row = to.heads * to.dim;
+    to.x.resize(size(std::int64_t{batch} * longest * row));
+    for (int b = 0; b < batch; ++b) {
+      const int prefix = c.lengths[size(b)];
+      if (prefix) std::copy_n(cached.at(b, 0, 0), prefix * row, to.at(b, 0, 0));
+      for (int i = 0; i < chunks[size(b)] * row; ++i)
+        to.at(b, prefix, 0)[i] = of_16_bits((value ? v : k)[size(indptr[size(b)] * row + i)], c.bf16);
+    }
+  }
+  const std::vector<unsigned short> found = get(out, elements);
+  const std::vector<float> lse = get(p.lse, size(tokens * q_heads));
+  Difference difference{outcome};
+  std::vector<double> expected(size(c.v_dim));
+  for (int b = 0; b < batch; ++b)
+    for (int token = indptr[size(b)]; token < indptr[size(b) + 1]; ++token)
+      for (int head = 0; head < q_heads; ++head) {
+        const int own = c.lengths[size(b)] + token - indptr[size(b)];
+        const auto rows_at = [&](int t, bool value) -> const double* {
+          if (c.sliding_window > 0 && t <= own - c.sliding_window) return nullptr;
+          return all[value].at(b, t, head / c.heads);
+        };
+        const std::size_t row = size(token) * size(q_heads) + size(head);
+        double sum = 0.0;
+        plain_attention(q.data() + row * size(c.k_dim), c.bf16, c.k_dim, c.v_dim, own + 1, double{p.softmax_scale},
+                        double{c.softcap}, nullptr, rows_at, expected.data(), sum);
+        for (std::size_t i = 0; i < expected.size(); ++i)
+          difference.add(of_16_bits(found[row * expected.size() + i], c.bf16), expected[i], c.bf16,
+                         row * expected.size() + i);
+        compare_lse(double{lse[row]}, sum, outcome);
+      }
+  return outcome;
+}
+
+}  // namespace kvq::test
