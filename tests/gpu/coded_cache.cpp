@@ -25,8 +25,7 @@ namespace {
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 double of_16_bits(unsigned short bits, bool bf16) {
-  return static_cast<double>(bf16 ? std::bit_cast<float>(unsigned{bits} << 16)
-                                  : __half2float(__ushort_as_half(bits)));
+  return static_cast<double>(bf16 ? std::bit_cast<float>(unsigned{bits} << 16) : __half2float(__ushort_as_half(bits)));
 }
 unsigned short in_16_bits(double x, bool bf16) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16(static_cast<float>(x)))
@@ -114,12 +113,14 @@ struct CodedCache {
             if (tokens.is_exact(position)) {
               const bool sink = position < tokens.sink_end;
               const WindowLayout& window = sink ? windows.sinks : windows.rings;
-              for (float& channel : x) channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
+              for (float& channel : x)
+                channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
               store_window_row(window, side, head, window.row(position), x,
                                std::span(sink ? sinks : rings)
                                    .subspan(size(slots[size(b)] * window.slot_bytes()), size(window.slot_bytes())));
             } else if (codec.is_exact()) {
-              for (float& channel : x) channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
+              for (float& channel : x)
+                channel = static_cast<float>(of_16_bits(in_16_bits(double{channel}, true), true));
               store_page_row(layout, side, head, slot, x, bytes);
             } else {
               std::vector<std::uint8_t> codes(x.size());
@@ -358,10 +359,11 @@ CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
     longest = std::max(longest, chunks[size(b)] + c.lengths[size(b)]);
   }
   const int tokens = indptr.back();
-  const std::vector<unsigned short>
-      q = random_16_bits(std::int64_t{tokens} * q_heads * c.k_dim, c.seed + 81, c.bf16),
-      k = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.k_dim, c.seed + 82, c.bf16),
-      v = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.v_dim, c.seed + 83, c.bf16);
+  const std::vector<unsigned short> q = random_16_bits(std::int64_t{tokens} * q_heads * c.k_dim, c.seed + 81, c.bf16),
+                                    k = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.k_dim, c.seed + 82,
+                                                       c.bf16),
+                                    v = random_16_bits(std::int64_t{tokens} * c.num_kv_heads * c.v_dim, c.seed + 83,
+                                                       c.bf16);
   PrefillParams p;
   p.cache = made.view, p.num_q_heads = q_heads, p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(c.k_dim));
   p.sliding_window = c.sliding_window, p.logit_softcap = c.softcap;

@@ -187,8 +187,8 @@ __device__ __forceinline__ void decode_bits(const std::byte* tile, const CodedSi
 /// The index of a token's centroid; in range, whatever the tile holds.
 __device__ __forceinline__ int centroid_of(const std::byte* tile, const CodedSide& of, int token) {
   const std::byte* at = tile + index_offset(of.side, token);
-  const int index = of.side.index_bytes == 2 ? static_cast<int>(*reinterpret_cast<const unsigned short*>(at))
-                                             : static_cast<int>(*at);
+  const int index =
+      of.side.index_bytes == 2 ? static_cast<int>(*reinterpret_cast<const unsigned short*>(at)) : static_cast<int>(*at);
   return min(index, of.code.num_centroids - 1);
 }
 

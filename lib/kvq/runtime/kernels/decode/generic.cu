@@ -195,8 +195,8 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
   __syncthreads();
 
   // 3. Results of all warps overwrite the stages.
-  leave_record(work, state, reinterpret_cast<float*>(memory + query_bytes(work.format)),
-               work.record(work_tile, split), first_head, heads, kWarps);
+  leave_record(work, state, reinterpret_cast<float*>(memory + query_bytes(work.format)), work.record(work_tile, split),
+               first_head, heads, kWarps);
 }
 
 /// Shared memory of a block of generic_attend_rows_kernel: queries, the channel of each place of a value, then what
@@ -204,8 +204,7 @@ __global__ void __launch_bounds__(kThreads, kMaxDim <= 128 ? 3 : 2)
 constexpr int kMostShared = 99 * 1024;  ///< of a block, on every architecture
 KVQ_HD constexpr int row_head_bytes(const CacheFormat& format) { return query_bytes(format) + kGenericHeadDim; }
 constexpr int attend_rows_shared_bytes(const CacheFormat& format, int warps) {
-  return row_head_bytes(format) +
-         warps * std::max(row_warp_bytes(format), kHeads * (format.v.head_dim + 2) * 4);
+  return row_head_bytes(format) + warps * std::max(row_warp_bytes(format), kHeads * (format.v.head_dim + 2) * 4);
 }
 /// Warps of a block: as many as have room.
 constexpr int row_warps(const CacheFormat& format) {
@@ -414,8 +413,8 @@ int attend_threads(const CacheFormat& format) { return decodes_rows(format) ? 32
 DecodeKernelShape generic_shape(const CacheFormat& format, int heads) {
   DecodeKernelShape shape;
   shape.consumer_warps = attend_threads(format) / 32;
-  shape.shared_bytes = decodes_rows(format) ? attend_rows_shared_bytes(format, row_warps(format))
-                                            : attend_shared_bytes(format);
+  shape.shared_bytes =
+      decodes_rows(format) ? attend_rows_shared_bytes(format, row_warps(format)) : attend_shared_bytes(format);
   shape.operand_bytes = heads * (format.k.head_dim + 1) * 4;
   shape.partial_bytes = heads * (format.v.head_dim + 2) * 4;
   return shape;

@@ -239,7 +239,8 @@ template <typename T>
 Status plan(DequantizeLaunch& launch) {
   Status status = count_blocks<T, GenericToRows<T>>(launch.format, launch.blocks);
   int blocks = 0;
-  return status.ok() ? count_blocks<T, GenericToWorkspace<T, true>>(launch.format, blocks) : status;  // loads the kernel, too
+  return status.ok() ? count_blocks<T, GenericToWorkspace<T, true>>(launch.format, blocks)
+                     : status;  // loads the kernel, too
 }
 
 template <typename T>

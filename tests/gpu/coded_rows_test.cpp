@@ -1,0 +1,242 @@
+#include "coded_cache.h"
+
+#include "support/random_data.h"
+#include "support/row_plans.h"
+
+#include <catch2/catch.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+using namespace kvq;
+using namespace kvq::test;
+
+namespace {
+
+constexpr int kHeads = 2;
+
+/// A dense map of each head that is not its own transpose: a reflection, then a shift of channels.
+void add_rotation(TensorPlan& plan, int dim, unsigned seed) {
+  const int entries = plan.rotation.scope == Scope::kv_head ? kHeads : 1;
+  plan.rotation.kind = RotationKind::dense;
+  for (int entry = 0; entry < entries; ++entry) {
+    const std::vector<float> u = gaussian(static_cast<std::size_t>(dim), seed + static_cast<unsigned>(entry));
+    double square = 0.0;
+    for (const float x : u) square += double{x} * double{x};
+    for (int i = 0; i < dim; ++i)
+      for (int j = 0; j < dim; ++j) {
+        const int from = (j + 1) % dim;
+        plan.rotation.matrix.push_back(
+            static_cast<float>((i == from) - 2.0 / square * double{u[static_cast<std::size_t>(i)]} *
+                                                 double{u[static_cast<std::size_t>(from)]}));
+      }
+  }
+}
+
+/// A plan for all heads with one width: 0 affine, 1 with zero points, 2 symmetric, 3 codebook, 4 trellis.
+TensorPlan plain_plan(int coder, int bits, int group_size, ScaleType type) {
+  TensorPlan plan = plain_plans(bits, group_size, type)[static_cast<std::size_t>(coder)];
+  plan.rotation.scope = Scope::layer;
+  return plan;
+}
+
+/// Rows of mixed widths. @param first_heads_widths  widths of head 0, the largest first; head 1 has fewer bits
+/// @param coder  0 symmetric, 1 codebook, 2 trellis
+TensorPlan widths_plan(std::vector<std::uint8_t> widths, int coder, ScaleType type, bool row_scale, unsigned seed) {
+  const std::size_t dim = widths.size();
+  std::vector<std::uint8_t> second = widths;
+  std::rotate(second.begin(), second.begin() + static_cast<std::ptrdiff_t>(dim / 5), second.end());
+  std::fill(second.end() - static_cast<std::ptrdiff_t>(dim / 5), second.end(), std::uint8_t{0});
+  widths.insert(widths.end(), second.begin(), second.end());
+  TensorPlan plan = mixed_plan(widths, static_cast<int>(dim), coder, type, seed);
+  Random random(seed);
+  for (int i = 0; row_scale && i < kHeads * kGainWidths; ++i)
+    plan.allocation->segment_gain.push_back(static_cast<float>(std::exp(0.5 * random.normal())));
+  return plan;
+}
+
+std::vector<std::uint8_t> random_widths(int dim, unsigned seed) {
+  Random random(seed);
+  return descending_widths(random, dim);
+}
+
+/// `words` words of bits: codes of 2 bits, then of 1 bit, then none.
+std::vector<std::uint8_t> widths_of_words(int words, int dim) {
+  const int bits = 32 * words - 5;
+  std::vector<std::uint8_t> widths;
+  const int most = (bits + dim - 1) / dim;
+  for (int c = 0, left = bits; c < dim; ++c) {
+    const int width = std::clamp(left, 0, most);
+    widths.push_back(static_cast<std::uint8_t>(width)), left -= width;
+  }
+  return widths;
+}
+
+TensorPlan exact_plan() {
+  TensorPlan plan;
+  plan.rotation.scope = Scope::layer;
+  return plan;
+}
+
+TensorPlan with_centroids(TensorPlan plan, int dim, int count, unsigned seed) {
+  add_centroids(plan, dim, count, seed, plan.rotation.scope == Scope::kv_head ? kHeads : 1);
+  return plan;
+}
+
+/// Properties that take turns from case to case.
+void vary(CodedCase& c, int i) {
+  constexpr int kPageSizes[] = {16, 32, 64};
+  c.page_size = kPageSizes[i % 3], c.heads = 1 + i * 2 % 5, c.bf16 = i % 2 == 0;
+  c.lengths = {1, 0, 17, 50 + i % 7};
+  if (i % 2) c.sink_tokens = 3, c.recent_tokens = 11 + i % 9;
+  c.seed = 900u + static_cast<unsigned>(i);
+}
+
+void check_outcome(const CodedOutcome& outcome, double lse_floor = 2e-4) {
+  CHECK(outcome.failure == "");
+  CHECK(outcome.fault == 0);
+  CHECK(outcome.error <= 1.5 * outcome.plain_error + 2e-5);
+  CHECK(outcome.lse_error <= lse_floor);
+}
+
+void check_decode_and_rows(const CodedCase& c) {
+  check_outcome(decode_coded(c));
+  check_outcome(dequantize_coded(c));
+}
+
+}  // namespace
+
+TEST_CASE("Decode and dequantize rows of one width in bit tiles as the codec does",
+          "[runtime][gpu][generic][emulated]") {
+  constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
+  int i = 0;
+  for (int coder = 0; coder < 5; ++coder)
+    for (const int bits : {1, 2, 3, 5, 8}) {
+      if (coder == 4 && bits > 4) continue;
+      CodedCase c{.k_dim = i % 2 ? 72 : 128, .v_dim = i % 3 ? 40 : 128};
+      // The sizes of groups are no multiples of 32, so no code tiles hold these rows.
+      c.k = plain_plan(coder, bits, i % 4 < 2 ? 8 : c.k_dim == 72 ? 36 : 64 / 4, kTypes[i % 3]);
+      c.v = plain_plan((coder + i) % 4, 1 + i * 3 % 8, i % 2 ? c.v_dim / 2 : 8, kTypes[i / 3 % 3]);
+      vary(c, i);
+      CAPTURE(coder, bits, i);
+      check_decode_and_rows(c);
+      ++i;
+    }
+}
+
+TEST_CASE("Decode and dequantize rows of mixed widths with scales of either scope",
+          "[runtime][gpu][generic][emulated]") {
+  constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
+  int i = 0;
+  for (int coder = 0; coder < 3; ++coder)
+    for (const bool row_scale : {false, true})
+      for (int turn = 0; turn < 4; ++turn, ++i) {
+        CodedCase c{.k_dim = turn == 3 ? 256 : 128, .v_dim = turn == 2 ? 96 : 64};
+        const auto seed = static_cast<unsigned>(1000 + i);
+        c.k = widths_plan(random_widths(c.k_dim, seed), coder, kTypes[i % 3], row_scale, seed);
+        c.v = widths_plan(random_widths(c.v_dim, seed + 50), (coder + turn) % 3, kTypes[i / 3 % 3],
+                          row_scale != (turn == 1), seed);
+        vary(c, i);
+        CAPTURE(coder, row_scale, turn);
+        check_decode_and_rows(c);
+      }
+}
+
+TEST_CASE("Decode and dequantize rows of every number of words", "[runtime][gpu][generic][emulated]") {
+  for (int words = 1; words <= 20; ++words) {
+    CodedCase c{.k_dim = 128, .v_dim = 120};
+    c.k = widths_plan(widths_of_words(words, c.k_dim), words % 3, ScaleType::fp16, words % 2 == 0, 1100);
+    c.v = widths_plan(widths_of_words(21 - words, c.v_dim), (words + 1) % 3, ScaleType::fp16, words % 2 == 1, 1101);
+    vary(c, words);
+    c.lengths = {33};
+    CAPTURE(words);
+    check_decode_and_rows(c);
+  }
+}
+
+TEST_CASE("Rows with centroids in bit tiles and in code tiles", "[runtime][gpu][generic][emulated]") {
+  int i = 0;
+  for (const int count : {5, 300})
+    for (const bool rotated : {false, true})
+      for (int tiles = 0; tiles < 4; ++tiles, ++i) {
+        CodedCase c{.k_dim = 128, .v_dim = 128};
+        const TensorPlan codes = plain_plan(0, 4, 128, ScaleType::fp16), twos = plain_plan(2, 2, 32, ScaleType::bf16),
+                         bits = widths_plan(random_widths(128, 1200u + static_cast<unsigned>(i)), i % 3,
+                                            ScaleType::fp16, i % 2 == 0, 1201);
+        c.k = tiles == 0 ? codes : tiles == 1 ? twos : tiles == 2 ? bits : codes;
+        c.v = tiles == 0 ? codes : tiles == 1 ? plain_plan(0, 3, 64, ScaleType::fp16) : bits;
+        if (rotated) add_rotation(c.k, 128, 1202), add_rotation(c.v, 128, 1203);
+        c.k = with_centroids(c.k, 128, count, 1204);
+        if (tiles != 3) c.v = with_centroids(c.v, 128, count, 1205);
+        vary(c, i);
+        CAPTURE(count, rotated, tiles);
+        check_decode_and_rows(c);
+      }
+}
+
+TEST_CASE("Decode of bit tiles beside exact rows and code tiles", "[runtime][gpu][generic][emulated]") {
+  const TensorPlan bits = widths_plan(random_widths(128, 1300), 2, ScaleType::fp16, true, 1300);
+  const TensorPlan others[] = {exact_plan(), plain_plan(0, 2, 64, ScaleType::fp16),
+                               plain_plan(2, 3, 128, ScaleType::fp32)};
+  int i = 0;
+  for (const TensorPlan& other : others)
+    for (const bool swapped : {false, true}) {
+      CodedCase c{.k = swapped ? other : bits, .v = swapped ? bits : other, .k_dim = 128, .v_dim = 128};
+      vary(c, i++);
+      CAPTURE(i);
+      check_decode_and_rows(c);
+    }
+}
+
+TEST_CASE("Decode of coded rows: several tokens, masks, ranges, capped scores, learned sinks, long sequences",
+          "[runtime][gpu][generic][emulated]") {
+  CodedCase c{.k_dim = 64, .v_dim = 128};
+  c.k = widths_plan(random_widths(64, 1400), 1, ScaleType::fp16, true, 1400);
+  c.v = with_centroids(widths_plan(random_widths(128, 1401), 2, ScaleType::fp16, false, 1401), 128, 5, 1402);
+  c.lengths = {40, 5, 0, 90}, c.heads = 5, c.sink_tokens = 4, c.recent_tokens = 20;
+  c.new_tokens = {4, 5, 0, 16};
+  SECTION("causal") { c.sink_logits = true; }
+  SECTION("masks") { c.masks = true, c.softcap = 2.0f; }
+  SECTION("a sliding window") { c.sliding_window = 30, c.softcap = 3.0f, c.sink_logits = true; }
+  SECTION("ranges") { c.first = {0, 2, 0, 17}, c.last = {37, 5, 0, 81}, c.sink_logits = true; }
+  SECTION("many splits") { c.new_tokens = {}, c.lengths = {700, 3, 330}, c.num_kv_heads = 1, c.heads = 2; }
+  check_outcome(decode_coded(c));
+}
+
+TEST_CASE("Poisoned rows and lost pages show as NaN", "[runtime][gpu][generic][emulated]") {
+  for (int coder = 0; coder < 4; ++coder) {
+    CAPTURE(coder);
+    CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {40, 20}, .poisoned = 19};
+    std::vector<std::uint8_t> widths = widths_of_words(3, 128);  // channels of width 0, too
+    c.k = coder == 3 ? with_centroids(plain_plan(0, 4, 128, ScaleType::fp16), 128, 5, 1500)
+                     : widths_plan(widths, coder, ScaleType::fp16, coder == 1, 1500);
+    c.v = coder == 3 ? c.k : widths_plan(widths, coder, ScaleType::fp16, coder != 1, 1501);
+    check_decode_and_rows(c);
+    c.poisoned = -1, c.lost = 1;
+    const CodedOutcome lost = decode_coded(c);
+    CHECK(lost.failure == "");
+    CHECK(lost.fault == static_cast<int>(FaultCode::page));
+  }
+}
+
+TEST_CASE("Rows of as many bytes as there may be", "[runtime][gpu][generic][emulated]") {
+  CodedCase c{.num_kv_heads = 1, .heads = 2, .lengths = {37}, .sink_tokens = 2, .recent_tokens = 5};
+  c.k_dim = c.v_dim = 256;
+  c.k = plain_plan(0, 8, GENERATE(1, 8), ScaleType::fp32);
+  c.v = plain_plan(3, 8, 4, ScaleType::fp32);
+  check_decode_and_rows(c);
+}
+
+TEST_CASE("Prefill over coded rows", "[runtime][gpu][generic][emulated]") {
+  CodedCase c{.k_dim = 128, .v_dim = 64, .lengths = {45, 0, 17}, .sink_tokens = 4, .recent_tokens = 10};
+  c.k = with_centroids(widths_plan(random_widths(128, 1600), 2, ScaleType::fp16, true, 1600), 128, 300, 1601);
+  c.v = widths_plan(random_widths(64, 1602), 1, ScaleType::bf16, false, 1602);
+  add_rotation(c.k, 128, 1603);
+  c.k.centroids->after_rotation = true;
+  const CodedOutcome outcome = prefill_coded(c, {9, 20, 3});
+  CHECK(outcome.failure == "");
+  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
+  CHECK(outcome.lse_error <= 1e-2);
+}
