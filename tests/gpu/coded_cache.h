@@ -14,7 +14,7 @@
 namespace kvq::test {
 
 struct CodedCase {
-  TensorPlan k, v;
+  TensorPlan k = {}, v = {};
   int k_dim = 0, v_dim = 0;
   int num_kv_heads = 2, heads = 3;  ///< query heads of a KV head
   int page_size = 32;
