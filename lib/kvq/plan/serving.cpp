@@ -1,5 +1,6 @@
 #include <kvq/core/error.h>
 #include <kvq/plan/kernel_limits.h>
+#include <kvq/plan/linear_rows.h>
 #include <kvq/plan/serving.h>
 
 #include <fmt/ranges.h>
@@ -16,6 +17,7 @@ struct LayerFormat {
   std::string k, v;
   int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
   Activation activation = Activation::bf16;
+  bool in_bits = false, linear = false;  ///< a side has bit tiles; tuned kernels take those of linear rows
 };
 
 LayerFormat format_of(const LayerPlan& plan, Activation activation) {
@@ -27,13 +29,16 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
       .v_dim = plan.geometry.v_head_dim,
       .heads = plan.geometry.queries_per_kv_head(),
       .activation = activation,
+      .in_bits = pages.k.is_bits() || pages.v.is_bits(),
+      .linear = has_linear_bit_tiles(plan, pages),
   };
 }
 
 bool fits(const KernelRow& row, const LayerFormat& format) {
   const auto is = [](std::string_view wanted, std::string_view found) { return wanted.empty() || wanted == found; };
-  return row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k) && is(row.v, format.v) &&
-         (row.heads == 0 || format.heads <= row.heads) && is(row.activation, to_string(format.activation));
+  return (!format.in_bits || format.linear) && row.head_dim == format.k_dim && row.head_dim == format.v_dim &&
+         is(row.k, format.k) && is(row.v, format.v) && (row.heads == 0 || format.heads <= row.heads) &&
+         is(row.activation, to_string(format.activation));
 }
 
 KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const KernelRow> tuned) {
@@ -93,6 +98,13 @@ std::string text_of(const std::vector<TileFault>& faults) {
   std::vector<std::string> texts;
   for (const TileFault& fault : faults) texts.push_back(fmt::format("{}: {}", name(fault.side), fault.text()));
   return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages) {
+  const LayerGeometry& g = plan.geometry;
+  return (pages.k.is_bits() || pages.v.is_bits()) &&
+         (!pages.k.is_bits() || has_linear_rows(plan.k, g.num_kv_heads, g.head_dim)) &&
+         (!pages.v.is_bits() || has_linear_rows(*plan.v, g.num_kv_heads, g.v_head_dim));
 }
 
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {

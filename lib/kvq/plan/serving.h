@@ -44,6 +44,10 @@ struct ServedBy {
   bool operator==(const ServedBy&) const = default;
 };
 
+/// Whether all rows in a layer's bit tiles are linear (linear_rows.h). Tuned kernels for bit tiles take no others,
+/// although names of formats say only sizes.
+bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages);
+
 /// @param plan   valid
 /// @param tuned  the tuned kernels that the runtime has
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned = kernel_rows());

@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/plan/serving.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
 
@@ -59,7 +60,7 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
 
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
-         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16;
+         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && linear == other.linear;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
@@ -70,13 +71,22 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .v_bfloat = has_bfloat_scales(*plan.v),
       .heads = plan.geometry.queries_per_kv_head(),
       .bf16 = bf16,
+      .linear = has_linear_bit_tiles(plan, pages),
   };
 }
 
+const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens) {
+  if ((key.k.is_bits() || key.v.is_bits()) && !key.linear) return nullptr;
+  return find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens});
+}
+
+bool decodes_linear_rows(const KernelKey& key) {
+  const DecodeVariant* row = find_tuned_decode(key);
+  return row && row->k.is_bits();
+}
+
 DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
-  if (const DecodeVariant* row =
-          find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens}))
-    return *row;
+  if (const DecodeVariant* row = find_tuned_decode(key, new_tokens)) return *row;
   return generic_decode(generic_format("decode", decode_variants(), key), key.heads, key.bf16);
 }
 

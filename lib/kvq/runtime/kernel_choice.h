@@ -16,9 +16,15 @@ struct KernelKey {
   bool k_bfloat = false, v_bfloat = false;
   int heads = 0;  ///< query heads of a KV head
   bool bf16 = true;
+  bool linear = false;  ///< all rows in bit tiles are linear (has_linear_bit_tiles())
   bool operator==(const KernelKey&) const;
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);
+
+/// The tuned decode kernel that choose_decode() takes, or null.
+const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens = 1);
+/// Whether that kernel is one for linear rows, which reads other fragments of rotations (DeviceRotation).
+bool decodes_linear_rows(const KernelKey& key);
 
 /// A tuned variant (an entry of variants.json) if there is one, else the generic kernels.
 /// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants

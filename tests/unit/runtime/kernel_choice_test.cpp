@@ -125,3 +125,44 @@ TEST_CASE("No tuned kernel takes three bits, zero points or fp32 numbers", "[run
       CHECK((!tuned(other, other) && !tuned(of, other) && !tuned(other, of)));
   }
 }
+
+TEST_CASE("A tuned kernel for bit tiles takes linear rows with one number, no others", "[runtime]") {
+  TensorPlan trellis, symmetric, skewed, affine;
+  trellis.coder = TrellisCoder{.taps = {{.bits = 2, .memory = 1, .theta = {1.5f, 0.9f, -0.8f, 1.0f}}}};
+  CodebookCoder book;
+  book.tables[2] = {-1.5f, -0.45f, 0.45f, 1.5f};
+  symmetric.coder = book;
+  book.tables[2] = {-1.5f, -0.45f, 0.45f, 1.6f};
+  skewed.coder = book;
+  TensorPlan mixed = trellis;  // 32 channels of 3 bits, 64 of 2, 32 of 1
+  BitAllocation widths{.channel_bits = std::vector<std::uint8_t>(32, 3)};
+  widths.channel_bits.resize(96, 2), widths.channel_bits.resize(128, 1);
+  mixed.allocation = widths;
+  TensorPlan one_scale = mixed;
+  one_scale.allocation->segment_gain.assign(kGainWidths, 1.0f);
+
+  const auto check = [](const TensorPlan& k, const TensorPlan& v, const char* format, bool linear) {
+    const LayerPlan plan{
+        .layer = 0,
+        .geometry = {.num_q_heads = 4, .num_kv_heads = 1, .head_dim = 128, .v_head_dim = 128, .softmax_scale = 1.0},
+        .k = k,
+        .v = v,
+    };
+    INFO(format << ", linear " << linear);
+    const PageLayout pages = page_layout_of(plan, 64);
+    CHECK(cache_format_name(plan) == format);
+    CHECK(has_linear_bit_tiles(plan, pages) == linear);
+    const KernelKey key = kernel_key(plan, pages, true);
+    CHECK(key.linear == linear);
+    CHECK((find_tuned_decode(key) != nullptr) == linear);
+    CHECK(decodes_linear_rows(key) == linear);
+    if constexpr (kBitTileKernels) expect_agreement(plan, true);
+  };
+  for (const TensorPlan& good : {trellis, symmetric, one_scale}) {
+    check(good, good, "w8n1", true);
+    check(trellis, good, "w8n1", true);
+    check(skewed, good, "w8n1", false);
+    check(good, skewed, "w8n1", false);
+  }
+  check(mixed, mixed, "w8n3", false);
+}
