@@ -1,3 +1,5 @@
+#include <kvq/codec/linear_basis.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
 #include <kvq/runtime/device_image.h>
 #include <kvq/runtime/prepare.h>
@@ -124,11 +126,35 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
   return side;
 }
 
-void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16) {
+void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
+                             Side which, int row_bits) {
+  const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1;
+  const auto d = static_cast<std::size_t>(dim);
+  std::vector<float> bases, matrices;
+  for (int head = 0; head < entries; ++head) {
+    const std::vector<double> basis = linear_basis(plan, head, dim, which, row_bits);
+    bases.insert(bases.end(), basis.begin(), basis.end());
+    // Hadamard blocks, too, are a matrix here; maps that are folded are none.
+    const std::vector<double> inverse = folded ? std::vector<double>() : inverse_matrix(plan.rotation, head, dim);
+    matrices.insert(matrices.end(), inverse.begin(), inverse.end());
+  }
+  if (which == Side::k) matrices = transposed(matrices, d);
+  const int both = row_bits + dim;
+  side.fragments =
+      put(which == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, row_bits), dim, both)
+                           : matrix_fragments(linear_value_matrices(matrices, bases, dim, row_bits), both, dim));
+}
+
+void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout* linear) {
   const LayerGeometry& g = plan.geometry;
+  const TensorPlan k = folded.k_scales ? without_scales(plan.k) : plan.k;
   Layer layer;
-  layer.k = add_side(folded.k_scales ? without_scales(plan.k) : plan.k, g, folded.k, Side::k, bf16);
+  layer.k = add_side(k, g, folded.k, Side::k, bf16);
   layer.v = add_side(*plan.v, g, folded.v, Side::v, bf16);
+  if (linear) {
+    add_linear(layer.k, k, g, folded.k, Side::k, 32 * linear->k.row_words);
+    add_linear(layer.v, *plan.v, g, folded.v, Side::v, 32 * linear->v.row_words);
+  }
   layers_.push_back(layer);
 }
 

@@ -34,9 +34,11 @@ class DeviceImage {
  public:
   /// @param plan  plan of one rank (see slice()), valid, with values; nothing is folded of a side with centroids
   /// @param bf16  activations are bfloat16, else fp16
+  /// @param linear  pages of the layer, if a tuned decode kernel takes its linear rows: then DeviceRotation::fragments
+  ///                are those of linear_query_matrices() and linear_value_matrices(). Else null
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
-  void add(const LayerPlan& plan, Folded folded, bool bf16);
+  void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout* linear = nullptr);
 
   std::span<const std::byte> bytes() const { return bytes_; }
   /// @param i     index of the layer, in the order of add()
@@ -65,6 +67,9 @@ class DeviceImage {
   };
   SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
   void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
+  /// Replaces a side's fragments by those of its linear rows.
+  void add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
+                  int row_bits);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

@@ -1,5 +1,8 @@
 #include <kvq/artifact/artifact.h>
+#include <kvq/codec/linear_basis.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/container/safetensors.h>
+#include <kvq/plan/layer_pages.h>
 #include <kvq/runtime/api/handles.h>
 #include <kvq/runtime/layout_id.h>
 #include <kvq/runtime/prepare.h>
@@ -462,6 +465,45 @@ TEST_CASE("The image of transforms holds A for writing and A^-1 for reading, key
   std::vector<std::byte> packed(static_cast<std::size_t>(4 * packed_rotation_bytes(128)));
   REQUIRE(pack_rotations(k.matrix, 128, bf16, packed, bf16 ? std::vector<float>() : row_scales).ok());
   CHECK(std::memcmp(layer.write_k.rotation, packed.data(), packed.size()) == 0);
+}
+
+TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotations", "[runtime]") {
+  const Artifact artifact = test::transformed_artifact({}, 0);
+  for (std::size_t i = 0; i < artifact.layers.size(); ++i) {
+    LayerPlan plan = artifact.layers[i];
+    const int dim = plan.geometry.head_dim;
+    if (plan.geometry.v_head_dim != dim) continue;
+    INFO("layer " << i);
+    for (TensorPlan* side : {&plan.k, &*plan.v}) {
+      side->coder =
+          TrellisCoder{.group_size = dim, .taps = {{.bits = 2, .memory = 1, .theta = {1.5f, 0.9f, -0.8f, 1}}}};
+      side->clip_ratio.clear(), side->allocation.reset(), side->centroids.reset();
+    }
+    const PageLayout pages = page_layout_of(plan, 64);
+    REQUIRE(pages.k.is_bits());
+    const int bits = 32 * pages.k.row_words;
+    const auto d = static_cast<std::size_t>(dim);
+    DeviceImage image, folded;
+    image.add(plan, {}, true, &pages), folded.add(plan, {.k = true, .v = true}, true, &pages);
+    const LayerPointers p = image.pointers(0, image.bytes().data()), f = folded.pointers(0, folded.bytes().data());
+    for (const Side which : kSides) {
+      const TensorPlan& side = *plan.side(which);
+      const DeviceRotation& rotation = which == Side::k ? p.rotation_k : p.rotation_v;
+      const std::vector<double> inverse = inverse_matrix(side.rotation, 0, dim),
+                                theta = linear_basis(side, 0, dim, which, bits);
+      std::vector<float> turned(inverse.begin(), inverse.end());
+      for (std::size_t r = 0; which == Side::k && r < turned.size(); ++r)
+        turned[r] = static_cast<float>(inverse[r % d * d + r / d]);
+      const std::vector<float> basis(theta.begin(), theta.end());
+      const auto fragments = [&](const std::vector<float>& matrix) {
+        return which == Side::k ? matrix_fragments(linear_query_matrices(matrix, basis, dim, bits), dim, bits + dim)
+                                : matrix_fragments(linear_value_matrices(matrix, basis, dim, bits), bits + dim, dim);
+      };
+      const std::vector<std::byte> whole = fragments(turned), alone = fragments({});
+      CHECK(std::memcmp(rotation.fragments, whole.data(), whole.size()) == 0);
+      CHECK(std::memcmp((which == Side::k ? f.rotation_k : f.rotation_v).fragments, alone.data(), alone.size()) == 0);
+    }
+  }
 }
 
 TEST_CASE("Keys whose scales are folded have signs and a scaled center left", "[runtime]") {
