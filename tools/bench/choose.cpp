@@ -84,7 +84,7 @@ const DequantizeVariant& choose_prefill(const std::string& k, const std::string&
 std::vector<const DecodeVariant*> all_decode(int head_dim, int heads, bool bf16) {
   std::vector<const DecodeVariant*> rows;
   for (const DecodeVariant* row : decode_variants())
-    if (row->k.head_dim == head_dim && !row->k.is_bits() &&  // for which there are no bases here
+    if (row->k.head_dim == head_dim &&
         find_decode_variant({row->k, row->v, row->k_bfloat, row->v_bfloat, heads, bf16}) == row)
       rows.push_back(row);
   return rows;

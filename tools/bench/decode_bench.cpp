@@ -131,7 +131,11 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
+  if (variant.k.is_bits())
+    p.cache.rotation_k = linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k),
+    p.cache.rotation_v = linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v);
+  else
+    p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   if (c.new_tokens > 1) {
     std::vector<std::int32_t> q_indptr;
     for (int b = 0; b <= c.batch; ++b) q_indptr.push_back(b * c.new_tokens);

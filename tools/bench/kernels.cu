@@ -58,7 +58,7 @@ __global__ void fill_pages_kernel(unsigned* words, std::int64_t count, PageLayou
   } else if (in_tile < side.code_bytes()) {
     words[i] = bits;
   } else {
-    const float levels = static_cast<float>((1 << side.bits) - 1);
+    const float levels = side.is_bits() ? 3.0f : static_cast<float>((1 << side.bits) - 1);
     const float scale = (0.6f + 1.8f * lower(bits)) / levels;
     words[i] = side.numbers == 2 ? pair_of(scale, -0.5f * levels * scale + 0.3f * (upper(bits) - 0.5f), bfloat)
                                  : pair_of(scale, (0.6f + 1.8f * upper(bits)) / levels, bfloat);

@@ -12,7 +12,7 @@ struct CUstream_st;
 namespace kvq::bench {
 
 /// Fills pages with random codes, scales that make groups 0.6 to 2.4 wide, and minima that center the groups; exact
-/// rows are about normal.
+/// rows are about normal. Rows of bits get scales as of two bits.
 Status fill_pages(CUstream_st* stream, std::byte* pages, std::int64_t num_pages, const PageLayout& layout,
                   bool k_bfloat, bool v_bfloat, unsigned seed);
 /// Fills rows with about normal numbers of variance 1, in bfloat16 or fp16.

@@ -22,6 +22,24 @@ UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rul
   };
 }
 
+TensorPlan linear_plan(const TileSide& side, bool bfloat) {
+  // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
+  TrellisCoder coder{.group_size = 0, .scale_type = number_type_of(side, bfloat)};
+  coder.taps = {
+      {2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}},
+      {3, 1, {1.37657522f, -1.09347555f, 0.68231607f, 0.947085401f, 1.08014076f, 0.488084484f}},
+  };
+  const int bits = 32 * side.row_words, least = bits / side.head_dim, wider = bits % side.head_dim;
+  BitAllocation widths;
+  for (int c = 0; c < side.head_dim; ++c)
+    widths.channel_bits.push_back(static_cast<std::uint8_t>(c < wider ? least + 1 : least));
+  widths.segment_gain.assign(kGainWidths, 1.0f);
+  coder.bits = widths.channel_bits[0];
+  TensorPlan plan;
+  plan.coder = coder, plan.allocation = widths;
+  return plan;
+}
+
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16) {
   const std::vector<std::byte> bytes = get(reinterpret_cast<const std::byte*>(from), 2 * count);
   std::vector<float> values(count);
@@ -39,7 +57,11 @@ StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Si
       bfloat_(side == Side::k ? shape.k_bfloat : shape.v_bfloat),
       row_(static_cast<std::size_t>(side_.head_dim)),
       numbers_(static_cast<std::size_t>(side_.groups() * side_.numbers)),
-      codes_(row_.size()) {}
+      codes_(row_.size()) {
+  if (!side_.is_bits()) return;
+  const TensorPlan plan = linear_plan(side_, bfloat_);
+  codec_.emplace(plan, 0, side_.head_dim), segments_ = bit_segments(plan, 0, side_.head_dim);
+}
 
 std::span<const float> StoredRows::at(int position) {
   const bool is_sink = position < shape_.exact.sink_tokens;
@@ -55,6 +77,9 @@ std::span<const float> StoredRows::at(int position) {
   const int slot = position % shape_.page_size;
   if (side_.exact()) {
     load_page_row(layout, which_, head_, slot, page, row_);
+  } else if (codec_) {
+    load_page_row(layout, which_, number_type_of(side_, bfloat_), head_, slot, segments_, page, codes_, numbers_);
+    codec_->decode(codes_, numbers_, row_);
   } else {
     load_page_row(layout, which_, number_type_of(side_, bfloat_), head_, slot, page, codes_, numbers_);
     decode_row(coder_of(side_, bfloat_), codes_, numbers_, row_);

@@ -3,11 +3,13 @@
 #include "bench/cases.h"
 
 #include <kvq/codec/page_codec.h>
+#include <kvq/codec/row_codec.h>
 #include <kvq/plan/layer_pages.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,6 +19,10 @@ namespace kvq::bench {
 /// The coder of a side. @param symmetric_rule  scale rule if the side has no minima
 UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rule = ScaleRule::norm);
 inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : ScaleType::fp16; }
+
+/// Plan of a single head whose rows are linear (plan/linear_rows.h) and fill the words of a side in bit tiles: trellis
+/// codes of one or two neighboring widths, with one scale a row.
+TensorPlan linear_plan(const TileSide& side, bool bfloat);
 
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);
@@ -42,6 +48,8 @@ class StoredRows {
   int head_;
   TileSide side_;
   bool bfloat_;
+  std::optional<RowCodec> codec_;     ///< of rows in bit tiles
+  std::vector<BitSegment> segments_;  ///< likewise
   std::vector<float> row_, numbers_;
   std::vector<std::uint8_t> codes_;
 };

@@ -1,5 +1,9 @@
 #include "bench/rotations.h"
 
+#include "bench/reference.h"
+
+#include <kvq/codec/linear_basis.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/runtime/prepare.h>
 
 #include <cmath>
@@ -101,6 +105,26 @@ DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations) {
 }
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
   return on_device(memory, rotations, rotations.results);
+}
+DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
+                               Side side) {
+  const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
+  const auto d = static_cast<std::size_t>(dim);
+  const std::vector<double> basis = linear_basis(linear_plan(tiles, bfloat), 0, dim, side, bits);
+  std::vector<float> bases, matrices;
+  for (const TensorPlan& plan : rotations.plans) {
+    bases.insert(bases.end(), basis.begin(), basis.end());
+    const std::vector<double> inverse = inverse_matrix(plan.rotation, 0, dim);
+    for (std::size_t i = 0; i < inverse.size(); ++i)
+      matrices.push_back(static_cast<float>(side == Side::k ? inverse[i % d * d + i / d] : inverse[i]));
+  }
+  DeviceRotation rotation = side == Side::k ? key_rotation(memory, rotations) : value_rotation(memory, rotations);
+  rotation.per_head = true;
+  const std::vector<std::byte> fragments =
+      side == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, bits), dim, bits + dim)
+                      : matrix_fragments(linear_value_matrices(matrices, bases, dim, bits), bits + dim, dim);
+  rotation.fragments = memory.put(fragments);
+  return rotation;
 }
 
 }  // namespace kvq::bench

@@ -12,6 +12,17 @@ namespace kvq::bench {
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
   if (text == "bf16") return {{head_dim, 16, head_dim, 0}, false};
   std::smatch part;
+  if (std::regex_match(text, part, std::regex("w([1-9][0-9]{0,2})n([1-8])([bf]?)"))) {
+    const TileSide side{
+        .head_dim = head_dim,
+        .bits = 0,
+        .group_size = head_dim,
+        .numbers = std::stoi(part[2]),
+        .number_size = part[3] == "f" ? 4 : 2,
+        .row_words = std::stoi(part[1]),
+    };
+    return {side, part[3] == "b"};
+  }
   if (!std::regex_match(text, part, std::regex("([us])([234])g([0-9]{1,4})(z?)([bf]?)")) ||
       (part[1] == "s" && part[4].length() > 0))
     throw Error{
