@@ -137,10 +137,12 @@ plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVar
       matrices = random_rotations(heads, side.head_dim, value, random);
     }
     const std::vector<float> bases = random_bases(heads, side.head_dim, 32 * side.row_words, random);
-    const int row_bits = 32 * side.row_words, both = row_bits + side.head_dim;
+    const int row_bits = 32 * side.row_words, queries = row_bits + side.head_dim,
+              values = value_places(side.row_words) + side.head_dim;
     const std::vector<std::byte> fragments =
-        value ? matrix_fragments(linear_value_matrices(matrices, bases, side.head_dim, row_bits), both, side.head_dim)
-              : matrix_fragments(linear_query_matrices(matrices, bases, side.head_dim, row_bits), side.head_dim, both);
+        value
+            ? matrix_fragments(linear_value_matrices(matrices, bases, side.head_dim, row_bits), values, side.head_dim)
+            : matrix_fragments(linear_query_matrices(matrices, bases, side.head_dim, row_bits), side.head_dim, queries);
     DeviceRotation made{.per_head = true};
     if (!matrices.empty()) made.matrix = arena.put(matrices);
     made.fragments = arena.put(fragments), (value ? all.v : all.k) = arena.put(bases);

@@ -122,7 +122,8 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
   rotation.per_head = true;
   const std::vector<std::byte> fragments =
       side == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, bits), dim, bits + dim)
-                      : matrix_fragments(linear_value_matrices(matrices, bases, dim, bits), bits + dim, dim);
+                      : matrix_fragments(linear_value_matrices(matrices, bases, dim, bits),
+                                         value_places(tiles.row_words) + dim, dim);
   rotation.fragments = memory.put(fragments);
   return rotation;
 }

@@ -234,6 +234,9 @@ KVQ_HD constexpr int value_byte_offset(const TileSide& side, int token, int byte
 /// 16 a + r. @return  the bit of the row at a place
 KVQ_HD constexpr int value_bit_of_place(int place) { return (place / 128 * 16 + place % 16) * 8 + place / 16 % 8; }
 
+/// Places of a row of so many words: the last block may have places of no byte.
+KVQ_HD constexpr int value_places(int row_words) { return (row_words + 3) / 4 * 128; }
+
 /// Offset in the tile of a channel of an exact row. If 64 divides head_dim, each run of eight 16-byte chunks is
 /// exchanged: chunk c of token r lies at c xor (r mod 8), so that the same chunk of eight rows lies in different
 /// shared-memory banks.

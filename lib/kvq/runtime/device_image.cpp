@@ -139,10 +139,10 @@ void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const La
     matrices.insert(matrices.end(), inverse.begin(), inverse.end());
   }
   if (which == Side::k) matrices = transposed(matrices, d);
-  const int both = row_bits + dim;
-  side.fragments =
-      put(which == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, row_bits), dim, both)
-                           : matrix_fragments(linear_value_matrices(matrices, bases, dim, row_bits), both, dim));
+  side.fragments = put(
+      which == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, row_bits), dim, row_bits + dim)
+                       : matrix_fragments(linear_value_matrices(matrices, bases, dim, row_bits),
+                                          value_places(row_bits / 32) + dim, dim));
 }
 
 void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout* linear) {

@@ -198,13 +198,15 @@ std::vector<float> linear_query_matrices(std::span<const float> matrices, std::s
 std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
                                          int row_bits) {
   const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(row_bits),
-             heads = bases.size() / (dim * bits), rows = bits + dim;
+             heads = bases.size() / (dim * bits), places = static_cast<std::size_t>(value_places(row_bits / 32)),
+             rows = places + dim;
   const std::vector<float> rotations = rotations_or_identity(matrices, heads, dim);
   std::vector<float> all(heads * rows * dim);
   for (std::size_t h = 0; h < heads; ++h) {
     float* of_head = all.data() + h * rows * dim;
-    for (std::size_t place = 0; place < bits; ++place) {
+    for (std::size_t place = 0; place < places; ++place) {
       const auto x = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
+      if (x >= bits) continue;
       std::vector<double> sums(dim);
       for (std::size_t c = 0; c < dim; ++c)
         for (std::size_t i = 0; i < dim; ++i)
@@ -212,7 +214,7 @@ std::vector<float> linear_value_matrices(std::span<const float> matrices, std::s
                      static_cast<double>(rotations[(h * dim + c) * dim + i]);
       for (std::size_t i = 0; i < dim; ++i) of_head[place * dim + i] = static_cast<float>(sums[i]);
     }
-    std::copy_n(rotations.data() + h * dim * dim, dim * dim, of_head + bits * dim);
+    std::copy_n(rotations.data() + h * dim * dim, dim * dim, of_head + places * dim);
   }
   return all;
 }

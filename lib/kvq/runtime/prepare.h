@@ -75,8 +75,8 @@ std::vector<std::byte> matrix_fragments(std::span<const float> matrices, int row
 std::vector<float> linear_query_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
                                          int row_bits);
 /// What sums of bits of coded values, in the order of value_bit_of_place(), then of channels of exact ones are
-/// multiplied by: Theta^T R over R.
-/// @return  [n, B + D, D]
+/// multiplied by: Theta^T R over R. Places of no bit have rows of zeros.
+/// @return  [n, P + D, D], P = value_places()
 std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
                                          int row_bits);
 

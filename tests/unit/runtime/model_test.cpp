@@ -497,7 +497,8 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
       const std::vector<float> basis(theta.begin(), theta.end());
       const auto fragments = [&](const std::vector<float>& matrix) {
         return which == Side::k ? matrix_fragments(linear_query_matrices(matrix, basis, dim, bits), dim, bits + dim)
-                                : matrix_fragments(linear_value_matrices(matrix, basis, dim, bits), bits + dim, dim);
+                                : matrix_fragments(linear_value_matrices(matrix, basis, dim, bits),
+                                                   value_places(bits / 32) + dim, dim);
       };
       const std::vector<std::byte> whole = fragments(turned), alone = fragments({});
       CHECK(std::memcmp(rotation.fragments, whole.data(), whole.size()) == 0);

@@ -116,22 +116,24 @@ TEST_CASE("Rotations for decode lie as lanes take them, in two split halves", "[
 }
 
 TEST_CASE("Matrices of linear rows are products of rotations and bases", "[runtime]") {
-  constexpr std::size_t kDim = 64, kBits = 128, kHeads = 2;
+  constexpr std::size_t kDim = 64, kHeads = 2;
+  const std::size_t bits = GENERATE(128u, 160u, 96u);  // whole blocks of places, or places of no bit
   const std::vector<float> rotations = random_numbers(kHeads * kDim * kDim, 6),
-                           bases = random_numbers(kHeads * kDim * kBits, 7);
+                           bases = random_numbers(kHeads * kDim * bits, 7);
   const bool rotated = GENERATE(false, true);
   const std::span<const float> given = rotated ? std::span<const float>(rotations) : std::span<const float>();
-  const std::vector<float> queries = linear_query_matrices(given, bases, kDim, kBits),
-                           values = linear_value_matrices(given, bases, kDim, kBits);
-  REQUIRE(queries.size() == kHeads * kDim * (kBits + kDim));
-  REQUIRE(values.size() == queries.size());
+  const std::vector<float> queries = linear_query_matrices(given, bases, kDim, static_cast<int>(bits)),
+                           values = linear_value_matrices(given, bases, kDim, static_cast<int>(bits));
+  REQUIRE(queries.size() == kHeads * kDim * (bits + kDim));
+  const auto places = static_cast<std::size_t>(value_places(static_cast<int>(bits) / 32));
+  REQUIRE(values.size() == kHeads * (places + kDim) * kDim);
   const auto rotation = [&](std::size_t h, std::size_t i, std::size_t j) {
     return rotated ? static_cast<double>(rotations[(h * kDim + i) * kDim + j]) : i == j ? 1.0 : 0.0;
   };
-  std::vector<int> used(kBits);
-  for (std::size_t place = 0; place < kBits; ++place)
+  std::vector<int> used(places);
+  for (std::size_t place = 0; place < places; ++place)
     ++used[static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)))];
-  CHECK(used == std::vector<int>(kBits, 1));
+  CHECK(used == std::vector<int>(places, 1));
   CHECK(value_bit_of_place(16 * 3 + 5) == 5 * 8 + 3);
   CHECK(value_bit_of_place(128 + 16 * 3 + 5) == (16 + 5) * 8 + 3);
 
@@ -142,18 +144,22 @@ TEST_CASE("Matrices of linear rows are products of rotations and bases", "[runti
   for (std::size_t h = 0; h < kHeads; ++h)
     for (std::size_t i = 0; i < kDim; ++i) {
       for (std::size_t j = 0; j < kDim; ++j) {
-        compare(queries[(h * kDim + i) * (kBits + kDim) + kBits + j], rotation(h, i, j));
-        compare(values[(h * (kBits + kDim) + kBits + i) * kDim + j], rotation(h, i, j));
+        compare(queries[(h * kDim + i) * (bits + kDim) + bits + j], rotation(h, i, j));
+        compare(values[(h * (places + kDim) + places + i) * kDim + j], rotation(h, i, j));
       }
-      for (std::size_t place = 0; place < kBits; ++place) {
+      for (std::size_t place = 0; place < places; ++place) {
         const auto bit = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
+        if (bit >= bits) {
+          compare(values[(h * (places + kDim) + place) * kDim + i], 0.0);
+          continue;
+        }
         double query = 0.0, value = 0.0;
         for (std::size_t c = 0; c < kDim; ++c) {
-          const auto basis = static_cast<double>(bases[(h * kDim + c) * kBits + bit]);
+          const auto basis = static_cast<double>(bases[(h * kDim + c) * bits + bit]);
           query += rotation(h, i, c) * basis, value += basis * rotation(h, c, i);
         }
-        compare(queries[(h * kDim + i) * (kBits + kDim) + bit], query);
-        compare(values[(h * (kBits + kDim) + place) * kDim + i], value);
+        compare(queries[(h * kDim + i) * (bits + kDim) + bit], query);
+        compare(values[(h * (places + kDim) + place) * kDim + i], value);
       }
     }
   CHECK(wrong < 1e-6);

@@ -39,11 +39,14 @@ struct LinearSideTraits {
   }
   static constexpr int kRowWords = kRowWordsArg, kRowBits = 32 * kRowWords;
   static constexpr int kGroups = 1;
-  static constexpr float kLevels = 1.0f;  ///< a bit of 0 stands for half a level below zero
-  static_assert(kRowWords % 4 == 0, "chunks of eight and four words; a rest of one to three is not implemented");
-  static constexpr int kLongChunks = kRowWords / 8;    ///< of eight words
-  static constexpr int kChunks = (kRowWords + 7) / 8;  ///< with one of four words, if there is one
-  static constexpr int kPairs = kRowWords / 4;         ///< of values: pairs of a lane's words, for 16 bytes of a row
+  static constexpr float kLevels = 1.0f;                    ///< a bit of 0 stands for half a level below zero
+  static constexpr int kLongChunks = kRowWords / 8;         ///< of eight words
+  static constexpr bool kFour = kRowWords / 4 % 2 != 0;     ///< is there a chunk of four words?
+  static constexpr int kRest = kRowWords % 4;               ///< words behind the chunks
+  static constexpr int kRestAt = (kRowWords - kRest) * 64;  ///< their first byte in a tile
+  static constexpr int kChunks = (kRowWords + 7) / 8;  ///< products of keys: the last may have four words and a rest
+  /// Of values: pairs of a lane's words, for 16 bytes of a row. Of a rest, not all bytes of the last pair are there.
+  static constexpr int kPairs = (kRowWords + 3) / 4;
 };
 
 }  // namespace kvq

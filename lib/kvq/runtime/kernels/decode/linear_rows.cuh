@@ -35,9 +35,18 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
       for (int p = 0; p < kPlanePairs; ++p)
         ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, planes[p][0], planes[p][1]);
     } else {
-      const uint2 a = *reinterpret_cast<const uint2*>(tile + c * 512 + lane * 8);
+      // Words of lanes behind the row are zero here, as those of the query are.
+      uint2 four = {}, rest = {};
+      if constexpr (Side::kFour) four = *reinterpret_cast<const uint2*>(tile + c * 512 + lane * 8);
+      if (const int g = lane >> 2, t = lane & 3; t < Side::kRest)
+        rest = *reinterpret_cast<const uint2*>(tile + Side::kRestAt + (g * Side::kRest + t) * 8);
+      const uint2 a = Side::kFour ? four : rest;
 #pragma unroll
-      for (int p = 0; p < kPlanePairs; ++p) ptx::mma_m16n8k128_b1(counts[p], a.x, a.y, planes[p][0]);
+      for (int p = 0; p < kPlanePairs; ++p)
+        if constexpr (Side::kFour && Side::kRest > 0)
+          ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, rest.x, rest.y, planes[p][0], planes[p][1]);
+        else
+          ptx::mma_m16n8k128_b1(counts[p], a.x, a.y, planes[p][0]);
     }
   }
   const GroupParams<Side> params(tile, 0, lane >> 2);
@@ -71,9 +80,20 @@ __device__ __forceinline__ void add_linear_values(const unsigned char* values, c
     const bool is_long = h < 2 * Side::kLongChunks;
     const unsigned char* from =
         values + h / 2 * 512 + (is_long ? lane * 16 + (h % 2 ? static_cast<int>(ptx::copied(8)) : 0) : lane * 8);
+    const bool is_rest = Side::kRest > 0 && h == Side::kPairs - 1;
+    const int rows = is_rest && Side::kRest <= 2 ? 1 : 2;  // of the pair, that any lane has
     uint2 words[kTiles];
 #pragma unroll
-    for (int u = 0; u < kTiles; ++u) words[u] = *reinterpret_cast<const uint2*>(from + u * Side::side().bytes());
+    for (int u = 0; u < kTiles; ++u) {
+      if (is_rest) {
+        const unsigned char* rest = values + u * Side::side().bytes() + Side::kRestAt + lane * 4;
+        words[u] = {};
+        if ((lane >> 2) < 4 * Side::kRest) words[u].x = *reinterpret_cast<const unsigned*>(rest);
+        if ((lane >> 2) + 8 < 4 * Side::kRest) words[u].y = *reinterpret_cast<const unsigned*>(rest + 128);
+      } else {
+        words[u] = *reinterpret_cast<const uint2*>(from + u * Side::side().bytes());
+      }
+    }
 #pragma unroll
     for (int bit = 0; bit < 8; ++bit) {
       const unsigned mask = bit == 0 || bit == 7 ? ~0u : 0x01010101u << bit;
@@ -89,7 +109,7 @@ __device__ __forceinline__ void add_linear_values(const unsigned char* values, c
       }
       float(&to)[2] = out[8 * h + bit];
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+      for (int i = 0; i < rows; ++i)
         to[i] = fmaf(static_cast<float>(sums[2 * i] * 256 + sums[2 * i + 1]), weight_scale, to[i]);
     }
   }

@@ -48,7 +48,7 @@ struct DecodePolicy {
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
-constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear) {
+constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear, bool wide) {
   DecodePolicy policy;
   if (head_dim <= 128) {
     policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
@@ -57,7 +57,8 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear)
     if (rows > 4) policy.registers = 128, policy.query_buffers = 2;  // queries of many rows take more shared memory
     // Partial results have three times the numbers, and blocks have sums of exact tokens in shared memory.
     if (linear) policy.query_buffers = 3, policy.combine_batch = 6, policy.rotate_registers = 128;
-    if (rows == 16) policy.multiprocessor_blocks = 2, policy.registers = 168;
+    if (linear && wide) policy.combine_batch = 3;
+    if (rows == 16 || (linear && wide)) policy.multiprocessor_blocks = 2, policy.registers = 168;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
     policy.ring_bytes = 65536;
@@ -68,8 +69,10 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear)
 
 /// @param rows    of a work tile: 4, 8 or 16
 /// @param linear  of kernels for linear rows
-constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false) {
-  return hopper_decode_policy(head_dim, rows, linear);
+/// @param wide    with rows of more than eight words: two blocks have the registers for sums and queries of so many
+/// bits
+constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false, bool wide = false) {
+  return hopper_decode_policy(head_dim, rows, linear, wide);
 }
 
 }  // namespace kvq

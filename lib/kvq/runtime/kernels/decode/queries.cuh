@@ -99,24 +99,27 @@ __device__ __forceinline__ void cut_linear_query(const float* values, float soft
 #pragma unroll
   for (int w = 0; w < Side::kRowWords; ++w) sum += __float2int_rn(values[32 * w + lane] * inverse);
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
-  // Lane l keeps plane l of each word. A lane of the product has words 2 t and 2 t + 1 of a chunk of eight words, or
-  // word t of one of four; its column is one of two planes of one row.
+  // Lane l keeps plane l of each word. Of a chunk of eight words, a lane of the product has the words 2 t and 2 t + 1.
+  // Of what is left it has word t of four, and then word t of the rest, if there are both. Its column is one of two
+  // planes of one row.
 #pragma unroll 1
   for (int c = 0; c < Side::kChunks; ++c) {
     const bool is_long = c < Side::kLongChunks;
-    const int half_words = is_long ? 4 : 2;
 #pragma unroll 1
-    for (int i = 0; i < half_words; ++i) {
-      const int word = half * half_words + i;  // of the chunk
-      const int q = __float2int_rn(values[32 * (8 * c + word) + lane] * inverse);
+    for (int i = 4 * half; i < 4 * half + 4; ++i) {
+      const int word = 8 * c + i;
       unsigned bits = 0;
+      if (word < Side::kRowWords) {
+        const int q = __float2int_rn(values[32 * word + lane] * inverse);
 #pragma unroll
-      for (int plane = 0; plane < T::kPlanes; ++plane) {
-        const unsigned all = __ballot_sync(kAll, q >> plane & 1);
-        if (lane == plane) bits = all;
+        for (int plane = 0; plane < T::kPlanes; ++plane) {
+          const unsigned all = __ballot_sync(kAll, q >> plane & 1);
+          if (lane == plane) bits = all;
+        }
       }
-      const int t = is_long ? word / 2 : word, column = 2 * row + lane % 2;
-      if (lane < T::kPlanes) to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? word % 2 : 0] = bits;
+      const int t = is_long ? i / 2 : i % 4, column = 2 * row + lane % 2;
+      if (lane < T::kPlanes)
+        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? i % 2 : i / 4] = bits;
     }
   }
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;

@@ -35,6 +35,10 @@ struct DecodeTraits {
     return kChannelBlocks;
   }();
   static constexpr int kSums = 16 * kSumBlocks;
+  static constexpr bool kWide = [] {  ///< linear rows of more than eight words
+    if constexpr (kLinear) return KSide::kRowWords > 8 || VSide::kRowWords > 8;
+    return false;
+  }();
   /// Numbers of a row in a partial result: its sums. Linear rows have sums of exact tokens, of channels, behind them.
   static constexpr int kRowValues = kSums + (kLinear ? kHeadDim : 0);
   /// Numbers of a prepared query: its channels, rotated. Linear rows have those for the bits of keys before them.
@@ -77,8 +81,9 @@ struct DecodeTraits {
   static constexpr int kValuesAt =
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
-  static constexpr int kStageBytes = kCodedBytes > 2 * kExactBytes ? kCodedBytes : 2 * kExactBytes;
-  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear);
+  /// A stage has room for a warp's sums, too (share.cuh).
+  static constexpr int kStageBytes = std::max({kCodedBytes, 2 * kExactBytes, kLinear ? 4 * kHeads* kSums : 0});
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear, kWide);
   static constexpr int kRegisters = kPolicy.registers;
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
   static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
