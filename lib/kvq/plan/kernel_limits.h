@@ -10,8 +10,8 @@ constexpr int kGenericHeadDim = 256;
 
 /// Whether kernels read and write bit tiles, and indices of centroids, which pages hold since 2.2. Everything that asks
 /// whether a layer is served asks tiles_have_kernels(): kernels for these tiles are enabled here.
-constexpr bool kBitTileKernels = false;
-constexpr bool kIndexKernels = false;
+constexpr bool kBitTileKernels = true;
+constexpr bool kIndexKernels = true;
 constexpr bool tiles_have_kernels(const TileSide& side) {
   return (kBitTileKernels || !side.is_bits()) && (kIndexKernels || side.index_bytes == 0);
 }
