@@ -33,7 +33,7 @@ def blocks_of(heading: str, folder: Path) -> list:
 @pytest.mark.parametrize(
     ("heading", "lines"),
     [
-        ("Own model to a verdict", ["size  ", "error  ", "serving  tuned", "serving      tuned", "serving      not"]),
+        ("Own model to a verdict", ["size  ", "error  ", "serving  tuned", "serving      tuned kernels for w8n1"]),
         (
             "The gate in a toy repository",
             ["oscar.safetensors: passed", "oscar.safetensors: failed (6)", "  FAIL verif"],
@@ -104,8 +104,8 @@ def test_a_model_of_your_own_comes_to_a_verdict(tmp_path, monkeypatch, capsys):
     assert "model: my-model (Llama), 2 of 2 layers" in said
     verdict = [line.split()[0] for line in said.splitlines() if re.match(r"(size|error|serving|next)  ", line)]
     assert verdict[:4] == ["size", "error", "serving", "next"]
-    served = re.findall(r"^serving +(tuned kernels for \w+|not served)", said, re.M)
-    assert served == ["tuned kernels for u2g64", "tuned kernels for u2g128", "not served"]
+    served = re.findall(r"^serving +(tuned kernels for \w+)", said, re.M)
+    assert served == ["tuned kernels for u2g64", "tuned kernels for u2g128", "tuned kernels for w8n1"]
     assert re.search(r"^mine +[\d.]+ ", said, re.M) and re.search(r"^quarot-int2 +[\d.]+ ", said, re.M)
     assert (tmp_path / "build/tuned.html").read_text().startswith("<!doctype html>")
     assert run("kvq-inspect", tmp_path / "build/mine.safetensors", "--verify").code == 0

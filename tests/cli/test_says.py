@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import pytest
 from calibrations import GEOMETRIES, SMALL, USAGE
-from dumps import edited
+from dumps import edited, synthetic
 from kernel_table import tuned_kernels
 from kvq_tools import ROOT, calibrate, run, succeed
 
@@ -31,9 +31,9 @@ METHODS = {
     "plain": ("--method", "plain", "--share", "layer"),
     "exact": ("--bits-v", 16),
 }
-UNSERVED = {"block-gtq", "tq-mse", "kvq", "kmeans", "random"}
 MIXED = {"block-gtq", "kvq"}  # rows of packing.md are padded otherwise than those of pages
-TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain"}
+TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain", "tq-mse"}
+SEVERAL = {"kvq"}  # layers have formats of their own; tuned kernels decode them
 VERBS = ("decode", "quantize_write", "dequantize", "prefill")
 
 
@@ -180,18 +180,12 @@ def test_serving_is_said(said, name):
     layout = inspect(path, "--layout")
     for own in (text, overview):
         line = re.search(r"^serving +(.*)$", own, re.M)[1]
-        assert line.startswith("not served: ") == (name in UNSERVED)
         assert line.startswith("tuned kernels for ") == (name in TUNED)
-        assert line.startswith("generic, slower kernels for ") == (name not in TUNED | UNSERVED)
-    assert [layer["served"] for layer in serving["layers"]] == [name not in UNSERVED] * 2
-    if name in UNSERVED:
-        reason = "indices of centroids: no kernel yet" if name == "kmeans" else "tiles of bits (w"
-        assert serving["word"] == "not served" and all(reason in layer["no_kernel"] for layer in serving["layers"])
-        assert all("refused" not in layer for layer in serving["layers"])
-        assert reason.split("(")[0].strip() in " ".join(layout.split()) and "not served: " in layout
-    else:
-        assert serving["word"] == ("tuned" if name in TUNED else "generic")
-        assert "not served" not in layout
+        assert line.startswith("layers 1: tuned kernels for ") == (name in SEVERAL)
+        assert line.startswith("generic, slower kernels for ") == (name not in TUNED | SEVERAL)
+    assert [layer["served"] for layer in serving["layers"]] == [True] * 2
+    assert serving["word"] == ("tuned" if name in TUNED | SEVERAL else "generic")
+    assert "not served" not in layout
     assert "bytes/page" in layout and "page: " in layout
     assert all(layer["bytes_per_page"] > 0 and layer["alignment"] >= 16 for layer in layers)
     if name not in MIXED:
@@ -258,10 +252,14 @@ def test_layers_are_served_differently(short, tmp_path):
     artifact = calibrate(short, tmp_path / "out", "--method", "saw-int4", "--layers", "0-2", "--exact-layers", 1)
     overview = inspect(artifact)
     assert "layers 0, 2: tuned kernels for u4g128" in overview and "layers 1: tuned kernels for bf16" in overview
-    artifact = calibrate(short, tmp_path / "out", "--method", "tq-mse", "--layers", "0-1", "--exact-layers", 1)
-    assert inspected(artifact)["serving"]["word"] == "in part"
-    layout = inspect(artifact, "--layout")
-    assert "pages: layers 0: not served: k and v: tiles of bits" in layout and "layers 1: " not in layout
+
+
+def test_heads_beyond_all_kernels_are_not_served(tmp_path):
+    dump = synthetic(tmp_path / "dump.h5", head_dim=320, tokens=48, sequences=1, layers=1, q_heads=2, kv_heads=1)
+    artifact = calibrate(dump, tmp_path / "out", "--method", "plain", "--group-size", 64)
+    assert inspected(artifact)["serving"]["word"] == "not served"
+    for text in (inspect(artifact), inspect(artifact, "--layout")):
+        assert "not served: head_dim: supported up to 256, found 320" in " ".join(text.split())
 
 
 def test_page_sizes_that_pages_lack(said):
@@ -274,7 +272,7 @@ def test_page_sizes_that_pages_lack(said):
 
 
 def test_report_says_how_it_is_served(said, tmp_path):
-    for name, word in [("kvq", "not served"), ("tuned", "tuned")]:
+    for name, word in [("kvq", "tuned"), ("block-gtq", "generic"), ("tuned", "tuned")]:
         succeed("kvq-inspect", said[name][1], "--html", tmp_path / "report.html")
         html = (tmp_path / "report.html").read_text()
         assert 'id="serving"' in html and f'<dd class="big">{word}</dd>' in html

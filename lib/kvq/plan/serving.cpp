@@ -36,8 +36,9 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
 
 bool fits(const KernelRow& row, const LayerFormat& format) {
   const auto is = [](std::string_view wanted, std::string_view found) { return wanted.empty() || wanted == found; };
-  return (!format.in_bits || format.linear) && row.head_dim == format.k_dim && row.head_dim == format.v_dim &&
-         is(row.k, format.k) && is(row.v, format.v) && (row.heads == 0 || format.heads <= row.heads) &&
+  const bool can_read = row.verb != KernelVerb::decode || !format.in_bits || format.linear;
+  return can_read && row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k) &&
+         is(row.v, format.v) && (row.heads == 0 || format.heads <= row.heads) &&
          is(row.activation, to_string(format.activation));
 }
 

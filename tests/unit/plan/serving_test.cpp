@@ -1,8 +1,6 @@
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/serving.h>
 
-#include "support/error_of.h"
-
 #include <catch2/catch.hpp>
 
 #include <array>
@@ -119,30 +117,30 @@ TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   CHECK(large.no_kernel == "head_dim: supported up to 256, found 512");
 }
 
-TEST_CASE("Tiles of bits and indices of centroids have no kernels yet", "[plan]") {
-  const auto reason = [](const LayerPlan& plan) {
-    const ServedBy served = served_by(plan, Activation::bf16);
-    CHECK(kinds(plan) == "----");
-    CHECK((served.refused.empty() && !served.is_served()));
-    return served.no_kernel;
+TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows a tuned decode", "[plan]") {
+  const auto trellis = [](int bits) {
+    TensorPlan side;
+    side.coder = TrellisCoder{.bits = bits,
+                              .group_size = 128,
+                              .taps = {{.bits = bits, .memory = 1, .theta = std::vector<float>(2 * bits, 1.0f)}}};
+    return side;
   };
-  const auto refusal = [](const LayerPlan& plan) { return test::error_text([&] { require_tile_kernels(plan); }); };
   LayerPlan plan = layer(affine(5, 128), affine(2, 128));
-  CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet");
-  CHECK(refusal(plan) == "unsupported: layer 1 k: tiles of bits (w20n2): no kernel yet");
+  CHECK(kinds(plan) == "gggt");
   CHECK(cache_format_name(plan) == "w20n2/u2g128");
-  CHECK(served_by(plan, Activation::fp16).tiles == std::vector{TileFault{Side::k, "tiles of bits", "w20n2"}});
-  plan.v->coder = TrellisCoder{};
-  CHECK(reason(plan) == "k: tiles of bits (w20n2): no kernel yet; v: tiles of bits (w8n1): no kernel yet");
-  plan.k.coder = CodebookCoder{};
-  CHECK(reason(plan) == "k and v: tiles of bits (w8n1): no kernel yet");
-  CHECK(refusal(plan) ==
-        "unsupported: layer 1 k: tiles of bits (w8n1): no kernel yet; layer 1 v: tiles of bits (w8n1): no kernel yet");
-  plan = layer(affine(2, 128), affine(2, 128));
-  CHECK(refusal(plan) == "no error");
   plan.v->centroids = Centroids{.count = 9};
-  CHECK(reason(plan) == "v: indices of centroids: no kernel yet");
-  CHECK(refusal(plan) == "unsupported: layer 1 v: indices of centroids: no kernel yet");
-  std::get<UniformCoder>(plan.v->coder).bits = 1;
-  CHECK(reason(plan) == "v: tiles of bits (w4n2i1): no kernel yet");
+  CHECK(kinds(plan) == "gggt");
+  CHECK(cache_format_name(plan) == "w20n2/u2g128i1");
+
+  plan = layer(trellis(2), trellis(2));
+  CHECK(kinds(plan) == "tggt");
+  CHECK(cache_format_name(plan) == "w8n1");
+  CHECK(kinds(layer(trellis(2), trellis(2), 128, 8)) == "gggt");
+  plan.v->centroids = Centroids{.count = 9};
+  CHECK(kinds(plan) == "gggt");
+  // As many words and numbers, but the entries are no sum of bits.
+  plan = layer(trellis(2), trellis(2));
+  plan.v->coder = CodebookCoder{.bits = 2, .group_size = 128, .tables = {{2, {-3.0f, 0.5f, 1.0f, 4.0f}}}};
+  CHECK(cache_format_name(plan) == "w8n1");
+  CHECK(kinds(plan) == "gggt");
 }

@@ -10,6 +10,7 @@
 
 #include "support/container_edit.h"
 #include "support/error_of.h"
+#include "support/row_plans.h"
 #include "support/served_artifact.h"
 #include "support/temp_folder.h"
 
@@ -322,13 +323,14 @@ TEST_CASE("Options that cannot be are refused by name", "[runtime]") {
 
 TEST_CASE("What pages or ranks cannot hold or no kernel takes is refused, all faults at once", "[runtime]") {
   Artifact artifact = test::served_artifact({}, 0);
-  std::get<UniformCoder>(artifact.layers[1].k.coder).bits = 5;
-  std::get<UniformCoder>(artifact.layers[2].v->coder).group_size = 16;
+  test::add_centroids(artifact.layers[1].k, 128, 3, 1, artifact.layers[1].geometry.num_kv_heads);
+  artifact.layers[1].k.center.clear();
+  artifact.layers[1].k.centroids->joint = true;
   Served served(artifact);
   served.options.tp_size = 3;
-  CHECK_THAT(served.refusal(),
-             Contains("unsupported: ") && Contains("layer 1 k: tiles of bits (w20n1): no kernel yet") &&
-                 Contains("layer 2 v: tiles of bits (w8n") && Contains("layer 0: 16 query heads on 3 ranks"));
+  CHECK_THAT(served.refusal(), Contains("unsupported: ") &&
+                                   Contains("layer 1 k: joint centroids on 3 ranks: expected 1") &&
+                                   Contains("layer 0: 16 query heads on 3 ranks"));
   served.options.tp_size = 1, served.options.page_size = 48;
   CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, 128, found 48"));
   // Layers that this rank does not serve are not checked.
@@ -630,16 +632,16 @@ TEST_CASE("A library tells without a device which kernels serve an artifact", "[
     const kvq_layer_serving& layer = layers[static_cast<std::size_t>(i)];
     CAPTURE(i, layer.format, layer.message);
     CHECK(layer.layer == i);
-    CHECK(layer.served == (i == 4 ? KVQ_NOT_SERVED : i == 1 ? KVQ_SERVED_GENERIC : KVQ_SERVED_TUNED));
+    CHECK(layer.served == (i == 4 || i == 1 ? KVQ_SERVED_GENERIC : KVQ_SERVED_TUNED));
     CHECK(layer.kernels[KVQ_KERNEL_WRITE] == layer.served);
     CHECK(layer.kernels[KVQ_KERNEL_DEQUANTIZE] == layer.served);
-    CHECK(layer.kernels[KVQ_KERNEL_PREFILL] == (i == 4 ? KVQ_NOT_SERVED : KVQ_SERVED_TUNED));
-    CHECK((std::string(layer.message).empty()) == (i != 4));
+    CHECK(layer.kernels[KVQ_KERNEL_PREFILL] == KVQ_SERVED_TUNED);
+    CHECK(std::string(layer.message).empty());
   }
   CHECK(std::string(layers[0].format) == "u2g128");
   CHECK(std::string(layers[1].format) == "s2g32/s2g128");
   CHECK(std::string(layers[3].format) == "bf16");
-  CHECK_THAT(layers[4].message, Contains("v: tiles of bits (w") && Contains("no kernel yet"));
+  CHECK_THAT(layers[4].format, Contains("/w20n"));
   CHECK(kvq_artifact_serving(served.path.c_str(), 7, nullptr, 0, &count, &error) == KVQ_INVALID_ARGUMENT);
   CHECK(kvq_artifact_serving(served.path.c_str(), KVQ_BF16, nullptr, 1, &count, &error) == KVQ_INVALID_ARGUMENT);
   CHECK(kvq_artifact_serving(nullptr, KVQ_BF16, nullptr, 0, &count, &error) == KVQ_INVALID_ARGUMENT);

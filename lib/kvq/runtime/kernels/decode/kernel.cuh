@@ -124,6 +124,8 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       if constexpr (T::kLinear)
         attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], exact_of<T>(shared, warp, lane),
                                lane);
+      else if constexpr (T::kManyRows)
+        attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], lane);
       else
         attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], {}, lane);
     } else if (info.flags & kStageFaulty) {
