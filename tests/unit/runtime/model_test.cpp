@@ -328,9 +328,10 @@ TEST_CASE("What pages or ranks cannot hold or no kernel takes is refused, all fa
   artifact.layers[1].k.centroids->joint = true;
   Served served(artifact);
   served.options.tp_size = 3;
-  CHECK_THAT(served.refusal(), Contains("unsupported: ") &&
-                                   Contains("layer 1 k: joint centroids on 3 ranks: expected 1") &&
-                                   Contains("layer 0: 16 query heads on 3 ranks"));
+  CHECK_THAT(served.refusal(), Contains("unsupported: ") && Contains("layer 0: 16 query heads on 3 ranks") &&
+                                   Contains("layer 1: 16 query heads on 3 ranks"));
+  served.options.tp_size = 2;
+  CHECK_THAT(served.refusal(), Contains("layer 1 k: joint centroids on 2 ranks: expected 1"));
   served.options.tp_size = 1, served.options.page_size = 48;
   CHECK_THAT(served.refusal(), Contains("layer 0: page_size: supported 16, 32, 64, 128, found 48"));
   // Layers that this rank does not serve are not checked.
