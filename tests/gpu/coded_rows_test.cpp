@@ -126,8 +126,22 @@ TEST_CASE("Decode and dequantize rows of one width in bit tiles as the codec doe
     }
 }
 
-TEST_CASE("Decode and dequantize rows of mixed widths with scales of either scope",
+TEST_CASE("Decode and dequantize short rows of mixed widths with scales of either scope",
           "[runtime][gpu][generic][emulated]") {
+  int i = 0;
+  for (int coder = 0; coder < 3; ++coder)
+    for (const bool row_scale : {false, true}) {
+      CodedCase c{.k_dim = 64, .v_dim = 40};
+      const auto seed = static_cast<unsigned>(900 + i);
+      c.k = widths_plan(random_widths(c.k_dim, seed), coder, ScaleType::fp16, row_scale, seed);
+      c.v = widths_plan(random_widths(c.v_dim, seed + 50), (coder + 1) % 3, ScaleType::bf16, !row_scale, seed);
+      vary(c, i++);
+      CAPTURE(coder, row_scale);
+      check_decode_and_rows(c);
+    }
+}
+
+TEST_CASE("Decode and dequantize rows of mixed widths with scales of either scope", "[runtime][gpu][generic]") {
   constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
   int i = 0;
   for (int coder = 0; coder < 3; ++coder)
@@ -190,7 +204,7 @@ TEST_CASE("Decode of bit tiles beside exact rows and code tiles", "[runtime][gpu
     }
 }
 
-TEST_CASE("Decode of coded rows: several tokens, masks, ranges, capped scores, learned sinks, long sequences",
+TEST_CASE("Decode of coded rows: several tokens, masks, ranges, capped scores, learned sinks",
           "[runtime][gpu][generic][emulated]") {
   CodedCase c{.k_dim = 64, .v_dim = 128};
   c.k = widths_plan(random_widths(64, 1400), 1, ScaleType::fp16, true, 1400);
@@ -201,7 +215,14 @@ TEST_CASE("Decode of coded rows: several tokens, masks, ranges, capped scores, l
   SECTION("masks") { c.masks = true, c.softcap = 2.0f; }
   SECTION("a sliding window") { c.sliding_window = 30, c.softcap = 3.0f, c.sink_logits = true; }
   SECTION("ranges") { c.first = {0, 2, 0, 17}, c.last = {37, 5, 0, 81}, c.sink_logits = true; }
-  SECTION("many splits") { c.new_tokens = {}, c.lengths = {700, 3, 330}, c.num_kv_heads = 1, c.heads = 2; }
+  check_outcome(decode_coded(c));
+}
+
+TEST_CASE("Decode of long sequences of coded rows", "[runtime][gpu][generic]") {
+  CodedCase c{.k_dim = 64, .v_dim = 128, .num_kv_heads = 1};
+  c.k = widths_plan(random_widths(64, 1400), 1, ScaleType::fp16, true, 1400);
+  c.v = with_centroids(widths_plan(random_widths(128, 1401), 2, ScaleType::fp16, false, 1401), 128, 5, 1402);
+  c.lengths = {700, 3, 330}, c.heads = 2, c.sink_tokens = 4, c.recent_tokens = 20;
   check_outcome(decode_coded(c));
 }
 
