@@ -26,7 +26,8 @@ METHODS = {
     "4-means": ("--method", "saw-int4", "--kmeans", 4),
     "k-means": ("--method", "saw-int4", "--kmeans", 16),
     "fitted": ("--method", "quarot", "--codebook", "fitted"),
-    "kvq-orthogonal": ("--method", "kvq", "--transform", "orthogonal"),
+    # With one scale a row, two bases of a head are so close that the seed decides between them.
+    "kvq-orthogonal": ("--method", "kvq", "--transform", "orthogonal", "--scales", "segment", "--weigh", "bits"),
     "orthogonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv"),
     "balanced": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "balanced"),
     "diagonal": ("--method", "quarot", "--coder", "symmetric", "--center", "kv", "--transform", "diagonal"),
