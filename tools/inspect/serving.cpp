@@ -32,18 +32,6 @@ std::string refusal_text(const std::vector<PageFault>& faults) {
   return text;
 }
 
-/// The same without the sizes of bit tiles.
-ServedBy without_sizes(ServedBy served) {
-  for (TileFault& fault : served.tiles) fault.format.clear();
-  if (!served.tiles.empty()) served.no_kernel = text_of(served.tiles);
-  return served;
-}
-
-/// Whether two layers are not served because of their tiles, and but for sizes for the same reason.
-bool have_one_reason(const ServedBy& a, const ServedBy& b) {
-  return !a.tiles.empty() && without_sizes(a) == without_sizes(b);
-}
-
 Json kernels_json(const ServedBy& served) {
   Json json;
   for (const KernelVerb verb : kKernelVerbs) json[to_string(verb)] = to_string(served.by(verb));
@@ -73,12 +61,9 @@ std::vector<ServingGroup> serving_groups(const Artifact& artifact) {
     const ServedBy served = served_by(layer, Activation::bf16);
     const std::string format = served.refused.empty() ? cache_format_name(layer) : "";
     auto found = std::find_if(groups.begin(), groups.end(), [&](const ServingGroup& group) {
-      return group.format == format ? group.served == served : have_one_reason(group.served, served);
+      return group.format == format && group.served == served;
     });
-    if (found == groups.end())
-      found = groups.insert(groups.end(), {{}, format, served});
-    else if (found->format != format)
-      found->format = "", found->served = without_sizes(served);
+    if (found == groups.end()) found = groups.insert(groups.end(), {{}, format, served});
     found->layers.push_back(layer.layer);
   }
   return groups;

@@ -8,11 +8,10 @@
 
 namespace kvq {
 
-/// Layers that the runtime serves alike (plan/serving.h), with bfloat16 activations, or does not serve for one reason:
-/// bit tiles of many sizes are one reason.
+/// Layers that the runtime serves alike (plan/serving.h), with bfloat16 activations, or does not serve for one reason.
 struct ServingGroup {
   std::vector<int> layers;  ///< ascending
-  std::string format;       ///< "u2g64"; empty if pages do not hold the layers, or hold them in several formats
+  std::string format;       ///< "u2g64"; empty if pages do not hold the layers
   ServedBy served;
 };
 /// In the order of the first layer of each group.
@@ -22,8 +21,8 @@ std::vector<ServingGroup> serving_groups(const Artifact& artifact);
 /// only some layers are served.
 std::string serving_word(const std::vector<ServingGroup>& groups);
 
-/// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: k and v: tiles of
-/// bits (w8n1): no kernel yet".
+/// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: head_dim: supported
+/// up to 256, found 320".
 std::string serving_text(const ServingGroup& group);
 
 /// Paragraphs about all layers, behind a label of the first line: one sentence if all layers are alike, else one for

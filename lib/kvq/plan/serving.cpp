@@ -1,9 +1,8 @@
-#include <kvq/core/error.h>
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/linear_rows.h>
 #include <kvq/plan/serving.h>
 
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <utility>
@@ -57,20 +56,6 @@ bool maps_fit(const LayerPlan& plan) {
   return fits_slabs(plan.k, plan.geometry.head_dim) && fits_slabs(*plan.v, plan.geometry.v_head_dim);
 }
 
-std::vector<TileFault> tile_faults(const LayerPlan& plan) {
-  const PageLayout pages = page_layout_of(plan, kTileTokens);
-  std::vector<TileFault> faults;
-  for (const Side side : kSides) {
-    const TileSide& tiles = side == Side::v ? pages.v : pages.k;
-    if (tiles_have_kernels(tiles)) continue;
-    if (tiles.is_bits() && !kBitTileKernels)
-      faults.push_back({side, "tiles of bits", side_name(tiles, has_bfloat_scales(*plan.side(side)))});
-    else
-      faults.push_back({side, "indices of centroids", ""});
-  }
-  return faults;
-}
-
 }  // namespace
 
 const char* to_string(KernelVerb verb) {
@@ -90,17 +75,6 @@ const char* to_string(KernelKind kind) {
 
 const char* to_string(Activation activation) { return activation == Activation::bf16 ? "bf16" : "fp16"; }
 
-std::string TileFault::text() const {
-  return what + (format.empty() ? "" : fmt::format(" ({})", format)) + ": no kernel yet";
-}
-
-std::string text_of(const std::vector<TileFault>& faults) {
-  if (faults.size() == 2 && faults[0].text() == faults[1].text()) return "k and v: " + faults[0].text();
-  std::vector<std::string> texts;
-  for (const TileFault& fault : faults) texts.push_back(fmt::format("{}: {}", name(fault.side), fault.text()));
-  return fmt::format("{}", fmt::join(texts, "; "));
-}
-
 bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages) {
   const LayerGeometry& g = plan.geometry;
   return (pages.k.is_bits() || pages.v.is_bits()) &&
@@ -111,9 +85,6 @@ bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages) {
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {
   ServedBy served{.refused = page_faults(plan)};
   if (!served.refused.empty()) return served;
-  served.tiles = tile_faults(plan);
-  served.no_kernel = text_of(served.tiles);
-  if (!served.is_served()) return served;
   const LayerFormat format = format_of(plan, activation);
   if (!maps_fit(plan)) {
     served.no_kernel = "head_dim of a dense rotation: supported multiples of 32, found another";
@@ -124,13 +95,6 @@ ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const
     served.no_kernel =
         fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));
   return served;
-}
-
-void require_tile_kernels(const LayerPlan& plan) {
-  std::vector<std::string> texts;
-  for (const TileFault& fault : tile_faults(plan))
-    texts.push_back(fmt::format("layer {} {}: {}", plan.layer, name(fault.side), fault.text()));
-  if (!texts.empty()) throw Error{ErrorKind::unsupported, fmt::format("{}", fmt::join(texts, "; "))};
 }
 
 std::string cache_format_name(const LayerPlan& plan) {

@@ -19,22 +19,9 @@ enum class Activation : std::uint8_t { bf16, fp16 };
 inline constexpr std::array kActivations = {Activation::bf16, Activation::fp16};
 const char* to_string(Activation activation);
 
-/// A side whose tiles no kernel takes.
-struct TileFault {
-  Side side = Side::k;
-  std::string what;    ///< "tiles of bits", "indices of centroids"
-  std::string format;  ///< side_name() of tiles of bits, which says what a kernel needs; else empty
-  /// "tiles of bits (w8n1): no kernel yet"
-  std::string text() const;
-  bool operator==(const TileFault&) const = default;
-};
-/// "k: tiles of bits (w8n1): no kernel yet; v: ..."; equal faults of both sides are said once. Empty without faults.
-std::string text_of(const std::vector<TileFault>& faults);
-
 /// Whether and how the runtime serves a layer. `libkvq_runtime` decides the same when it loads an artifact.
 struct ServedBy {
   std::vector<PageFault> refused = {};  ///< why pages do not hold the layer; empty: pages hold it
-  std::vector<TileFault> tiles = {};    ///< sides whose tiles no kernel takes; no_kernel is their text
   std::string no_kernel = {};  ///< why no kernel takes the layer although pages hold it; empty: kernels take it
   std::array<KernelKind, kKernelVerbs.size()> kernels = {};  ///< by index(KernelVerb); of a served layer prefill may
                                                              ///< have none
@@ -51,11 +38,6 @@ bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages);
 /// @param plan   valid
 /// @param tuned  the tuned kernels that the runtime has
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned = kernel_rows());
-
-/// For a program that is about to run a layer's kernels: checks that there are kernels for the tiles of its sides.
-/// @param plan  pages hold it
-/// @throws      Error{unsupported} naming layer, sides and reasons
-void require_tile_kernels(const LayerPlan& plan);
 
 /// Format of a layer as the rows of variants.json name it: "u2g128", or "u4g128/u2g128" where keys and values differ.
 /// @param plan  pages hold it

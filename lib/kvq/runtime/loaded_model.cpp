@@ -2,7 +2,6 @@
 #include <kvq/codec/fold_weights.h>
 #include <kvq/core/error.h>
 #include <kvq/plan/layer_pages.h>
-#include <kvq/plan/serving.h>
 #include <kvq/runtime/loaded_model.h>
 
 #include <fmt/ranges.h>
@@ -117,7 +116,6 @@ std::vector<PageLayout> page_layouts(const std::vector<const LayerPlan*>& layers
       faults.add(fmt::format("layer {} {}", plan->layer, joint));
     try {
       layouts.push_back(page_layout_of(*plan, claim.page_size));
-      require_tile_kernels(*plan);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::unsupported) throw;
       faults.add(error.what());

@@ -7,7 +7,7 @@
 namespace kvq::cuda {
 
 /// Value of the code of y in a group without a trellis, before gain and scale.
-/// @param known  false: y is not a number that has a code, the code is the middle one
+/// @param known  false: the row has no first scale, so y is no number, and the code is the middle one
 __device__ __forceinline__ float unit_value(const CodedGroup& group, float y, bool known) {
   if (group.kind == CodedGroup::Kind::codebook) {
     const int size = 1 << group.bits;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void code_row_scale(const CodedRows& task, float* x, 
     }
     const auto value = [&](int i) {
       if (searches) return memory.y[i];
-      if (kTrellis && group.kind == CodedGroup::Kind::trellis)  // all codes are the middle one
+      if (kTrellis && group.kind == CodedGroup::Kind::trellis)  // no first scale: all codes are the middle one
         return group.table[middle_window(group)];
       return unit_value(group, own[i] / t, t != 0.0f);
     };

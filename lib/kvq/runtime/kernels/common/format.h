@@ -16,8 +16,7 @@ struct CacheFormat {
 
 /// Do the generic kernels support this format? The sides must be results of page_layout_of().
 constexpr bool generic_supports(const CacheFormat& format) {
-  return format.k.head_dim <= kGenericHeadDim && format.v.head_dim <= kGenericHeadDim && tiles_have_kernels(format.k) &&
-         tiles_have_kernels(format.v);
+  return format.k.head_dim <= kGenericHeadDim && format.v.head_dim <= kGenericHeadDim;
 }
 
 }  // namespace kvq
