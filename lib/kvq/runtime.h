@@ -63,10 +63,10 @@
  * supported, in one line. Unless the code is KVQ_CUDA, nothing was launched and outputs are untouched. No exception
  * leaves the library.
  *
- * Formats. Every format of formats/pages.md is supported with a head_dim of up to 256; dense rotations need a head_dim
- * that is a multiple of 32. The formats of variants.json have tuned kernels, compiled for one format; all others run on
- * generic kernels, which read the format at run time and are slower. kvq_kernel_info tells which kernel
- * a plan uses.
+ * Formats. Every format of formats/pages.md is supported with a head_dim that is a multiple of 8, up to 256; dense
+ * rotations need a head_dim that is a multiple of 32. The formats of variants.json have tuned kernels, compiled for one
+ * format; all others run on generic kernels, which read the format at run time and are slower. kvq_kernel_info tells
+ * which kernel a plan uses.
  *
  * Letters in shapes: B sequences of a batch, T tokens of a call, Hq query heads, Hkv KV heads (both of this rank), D
  * head_dim: of queries and keys; of values and results D is v_head_dim, which may differ.

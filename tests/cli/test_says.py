@@ -254,12 +254,13 @@ def test_layers_are_served_differently(short, tmp_path):
     assert "layers 0, 2: tuned kernels for u4g128" in overview and "layers 1: tuned kernels for bf16" in overview
 
 
-def test_heads_beyond_all_kernels_are_not_served(tmp_path):
-    dump = synthetic(tmp_path / "dump.h5", head_dim=320, tokens=48, sequences=1, layers=1, q_heads=2, kv_heads=1)
-    artifact = calibrate(dump, tmp_path / "out", "--method", "plain", "--group-size", 64)
+@pytest.mark.parametrize(("head_dim", "group"), [(320, 64), (20, 20)])
+def test_heads_beyond_all_kernels_are_not_served(tmp_path, head_dim, group):
+    dump = synthetic(tmp_path / "dump.h5", head_dim=head_dim, tokens=48, sequences=1, layers=1, q_heads=2, kv_heads=1)
+    artifact = calibrate(dump, tmp_path / "out", "--method", "plain", "--group-size", group)
     assert inspected(artifact)["serving"]["word"] == "not served"
     for text in (inspect(artifact), inspect(artifact, "--layout")):
-        assert "not served: head_dim: supported up to 256, found 320" in " ".join(text.split())
+        assert f"not served: head_dim: supported multiples of 8 up to 256, found {head_dim}" in " ".join(text.split())
 
 
 def test_page_sizes_that_pages_lack(said):

@@ -22,7 +22,7 @@ std::vector<ServingGroup> serving_groups(const Artifact& artifact);
 std::string serving_word(const std::vector<ServingGroup>& groups);
 
 /// One sentence about a group: "generic, slower kernels for u2g64 (tuned: prefill)", "not served: head_dim: supported
-/// up to 256, found 320".
+/// multiples of 8 up to 256, found 320".
 std::string serving_text(const ServingGroup& group);
 
 /// Paragraphs about all layers, behind a label of the first line: one sentence if all layers are alike, else one for

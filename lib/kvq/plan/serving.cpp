@@ -45,7 +45,8 @@ KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const
   if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
   for (const KernelRow& row : tuned)
     if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
-  return std::max(format.k_dim, format.v_dim) <= kGenericHeadDim ? KernelKind::generic : KernelKind::none;
+  return is_generic_head_dim(format.k_dim) && is_generic_head_dim(format.v_dim) ? KernelKind::generic
+                                                                                : KernelKind::none;
 }
 
 /// A dense map of a side is stored in slabs of 32 rows.
@@ -92,8 +93,8 @@ ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const
   }
   for (const KernelVerb verb : kKernelVerbs) served.kernels[index(verb)] = kernel_of(verb, format, tuned);
   if (served.by(KernelVerb::decode) == KernelKind::none)
-    served.no_kernel =
-        fmt::format("head_dim: supported up to {}, found {}", kGenericHeadDim, std::max(format.k_dim, format.v_dim));
+    served.no_kernel = fmt::format("head_dim: supported multiples of 8 up to {}, found {}", kGenericHeadDim,
+                                   is_generic_head_dim(format.k_dim) ? format.v_dim : format.k_dim);
   return served;
 }
 

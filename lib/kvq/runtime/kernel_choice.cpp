@@ -51,8 +51,9 @@ template <typename Variant>
 CacheFormat generic_format(const char* verb, std::span<const Variant* const> rows, const KernelKey& key) {
   const CacheFormat format{key.k, key.v, key.k_bfloat, key.v_bfloat};
   if (!generic_supports(format))
-    throw Error{ErrorKind::unsupported, fmt::format("{}: no kernel for {}; generic kernels take head_dim up to {}; {}",
-                                                    verb, description(key), kGenericHeadDim, nearest(rows, key))};
+    throw Error{ErrorKind::unsupported,
+                fmt::format("{}: no kernel for {}; generic kernels take head_dim of multiples of 8 up to {}; {}", verb,
+                            description(key), kGenericHeadDim, nearest(rows, key))};
   return format;
 }
 

@@ -114,7 +114,7 @@ TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   const ServedBy large = served_by(layer(affine(2, 64), affine(2, 64), 512), Activation::bf16);
   CHECK_FALSE(large.is_served());
   CHECK(large.refused.empty());
-  CHECK(large.no_kernel == "head_dim: supported up to 256, found 512");
+  CHECK(large.no_kernel == "head_dim: supported multiples of 8 up to 256, found 512");
 }
 
 TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows a tuned decode", "[plan]") {

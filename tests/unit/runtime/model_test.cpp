@@ -653,7 +653,7 @@ TEST_CASE("What no kernel takes is refused with what they do and the nearest row
   const KernelKey wide{.k = {512, 4, 128, 2}, .v = {512, 2, 128, 1}, .heads = 8};
   const auto expected = Contains(
       "no kernel for head_dim 512, k u4g128, v s2g128, bf16 activations; generic kernels take "
-      "head_dim up to 256; nearest of");
+      "head_dim of multiples of 8 up to 256; nearest of");
   CHECK_THROWS_WITH(choose_decode(wide), Contains("decode: ") && expected);
   CHECK_THROWS_WITH(choose_write(wide), Contains("write: ") && expected);
   CHECK_THROWS_WITH(choose_dequantize(wide), Contains("dequantize: ") && expected);

@@ -16,7 +16,7 @@ struct CacheFormat {
 
 /// Do the generic kernels support this format? The sides must be results of page_layout_of().
 constexpr bool generic_supports(const CacheFormat& format) {
-  return format.k.head_dim <= kGenericHeadDim && format.v.head_dim <= kGenericHeadDim;
+  return is_generic_head_dim(format.k.head_dim) && is_generic_head_dim(format.v.head_dim);
 }
 
 }  // namespace kvq
