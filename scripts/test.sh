@@ -116,7 +116,13 @@ if wants build; then
   say "build: release"
   cmake --preset release -DKVQ_TESTS=ON -DKVQ_SHARED_TESTS=$shared -DKVQ_UNITY=$groups -DKVQ_WERROR=ON \
     -DKVQ_KERNELS=tests >/dev/null
-  cmake --build --preset release | tail -n 1
+  # A build that fails prints what the compiler said; one that succeeds, ninja's last line.
+  build_log=$(mktemp)
+  built=0
+  cmake --build --preset release >"$build_log" 2>&1 || built=$?
+  tail -n "$([ $built -eq 0 ] && echo 1 || echo 200)" "$build_log"
+  rm -f "$build_log"
+  [ $built -eq 0 ] || exit $built
 fi
 
 if wants ctest; then
