@@ -58,8 +58,9 @@ struct TransformedTensors : RotationTensors {
 /// Hadamard.
 TransformedTensors rotation_tensors(const Options& options, Side side, int dim) {
   const RotationTensors plain = find_method(options.method).tensors(options, side, dim);
-  const TransformKind kind =
-      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // most heads get klt
+  // Most keys get klt, most values a rotation without an eigenbasis.
+  if (options.choose_transform && side == Side::v) return {{.matrix = true}};
+  const TransformKind kind = options.choose_transform ? TransformKind::klt : options.side(side).transform;
   if (kind == TransformKind::orthogonal) return {plain};
   if (kind == TransformKind::diagonal && !plain.matrix) return {{.signs = plain.signs}, false, true};
   return {{.matrix = true}, true, false};

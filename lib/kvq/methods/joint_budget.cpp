@@ -60,6 +60,7 @@ struct BudgetUnit {
   Side side = Side::k;
   double channels = 0.0;     ///< of all heads
   double scale_bytes = 0.0;  ///< of one scale for each head
+  double whole_bytes = 0.0;  ///< of pages if codes have the budget's whole bits: rows are whole words
   std::vector<SideBudget> budgets;
   std::vector<Bases> bases;           ///< per budget
   std::vector<OutputChange> changes;  ///< per budget
@@ -209,6 +210,13 @@ class Planner {
         {weighs_bytes() ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
   }
 
+  /// BudgetUnit::whole_bytes.
+  double whole_bytes(const LayerStats& stats, Side side) const {
+    const int bits = static_cast<int>(options_.budget_bits.value_or(0.0)) * stats.geometry.dim(side);
+    return (round_up((bits + 7) / 8, kRowWord) + scale_bytes(options_.side(side).scale_type)) *
+           static_cast<double>(stats.geometry.num_kv_heads);
+  }
+
   /// What was tried of one layer.
   struct LayerTrials {
     std::vector<BudgetUnit> units;
@@ -237,6 +245,7 @@ class Planner {
           .channels = channels_of(*stats, side),
           .scale_bytes =
               static_cast<double>(scale_bytes(options_.side(side).scale_type)) * stats->geometry.num_kv_heads,
+          .whole_bytes = whole_bytes(*stats, side),
           .budgets = ladder(*stats, side),
           .bases = {},
           .changes = {},
@@ -259,7 +268,7 @@ class Planner {
           if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
           for (BudgetUnit& unit : tried.units) {
             channels_ += unit.channels;
-            scale_bytes_ += unit.scale_bytes;
+            scale_bytes_ += unit.scale_bytes, whole_bytes_ += unit.whole_bytes;
             units_.push_back(std::move(unit));
           }
           if (context_.done) context_.done(i);
@@ -269,14 +278,15 @@ class Planner {
 
   /// Total size that the budget allows, in the unit of Choice::size.
   double allowance() const {
-    if (options_.budget_bits) return allowed_by_bits(channels_, scale_bytes_);
+    if (options_.budget_bits) return allowed_by_bits(channels_, scale_bytes_, whole_bytes_);
     return *options_.budget_bytes * static_cast<double>(source_.size()) - exact_bytes_;
   }
 
-  /// Size that the budget in code bits allows to so many channels: with bytes, one scale a row comes on top.
-  double allowed_by_bits(double channels, double scales) const {
+  /// Size that the budget in code bits allows to so many channels: with bytes, one scale a row comes on top. Codes of
+  /// the budget's whole bits are allowed, although pages pad short rows to words.
+  double allowed_by_bits(double channels, double scales, double whole) const {
     const double bits = *options_.budget_bits * channels;
-    return weighs_bytes() ? bits / 8 + scales : bits;
+    return weighs_bytes() ? std::max(bits / 8 + scales, whole) : bits;
   }
 
   /// Searches each layer alone: all layers spend the same, and a layer's keys and values share its budget.
@@ -284,13 +294,13 @@ class Planner {
     BudgetResult all;
     for (std::size_t first = 0; first < units_.size();) {
       std::size_t end = first;
-      double channels = 0.0, scales = 0.0;
+      double channels = 0.0, scales = 0.0, whole = 0.0;
       std::vector<std::vector<Choice>> choices;
       for (; end < units_.size() && units_[end].layer == units_[first].layer; ++end) {
-        channels += units_[end].channels, scales += units_[end].scale_bytes;
+        channels += units_[end].channels, scales += units_[end].scale_bytes, whole += units_[end].whole_bytes;
         choices.push_back(units_[end].choices);
       }
-      const double allowed = options_.budget_bits ? allowed_by_bits(channels, scales)
+      const double allowed = options_.budget_bits ? allowed_by_bits(channels, scales, whole)
                                                   : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
       const BudgetResult found = search_budget(choices, allowed);
       all.chosen.insert(all.chosen.end(), found.chosen.begin(), found.chosen.end());
@@ -403,6 +413,7 @@ class Planner {
   std::vector<BudgetUnit> units_;
   double channels_ = 0.0;               ///< of all quantized sides, per token
   double scale_bytes_ = 0.0;            ///< of one scale for each row, of all quantized sides, per token
+  double whole_bytes_ = 0.0;            ///< BudgetUnit::whole_bytes, of all quantized sides
   double exact_bytes_ = 0.0;            ///< of all exact sides, per token
   std::vector<double> exact_bytes_of_;  ///< the same for each layer
   BudgetReport report_;
