@@ -105,6 +105,7 @@ ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
 std::string rotation_name(const WriteCase& c) {
   const std::string rotation =
       c.dense ? c.transform ? "transform" : "dense" : fmt::format("{}{}", c.order, c.transform ? " scaled" : "");
+  if (c.variant->k.is_bits() || c.variant->v.is_bits()) return fmt::format("{}, memory {}", rotation, c.memory);
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 

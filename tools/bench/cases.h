@@ -99,7 +99,8 @@ struct WriteCase {
   bool dense = false;       ///< both sides have a dense rotation for each KV head instead of Hadamard blocks
   bool transform = false;   ///< not orthogonal: channel scales before the Hadamard blocks, or a matrix with an inverse
   double clip_ratio = 1.0;  ///< clip ratio of affine sides (packing.md, "Clip"); 1: no clip
-  ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides
+  ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides and of linear rows
+  int memory = 3;                              ///< of linear rows' trellises
   WriteStep step = WriteStep::prompt;
   Windows exact = {};
   bool unchecked = false;  ///< also timed without checks of slot numbers

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <deque>
 #include <set>
 
 namespace kvq::bench {
@@ -68,6 +69,10 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     if (same_format(row->k, key.side) && same_format(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
+  if (key.side.is_bits() && value.side.is_bits()) {
+    static std::deque<WriteVariant> generic;
+    return generic.emplace_back(generic_write({key.side, value.side, key.bfloat, value.bfloat}, bf16));
+  }
   throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));
 }
 

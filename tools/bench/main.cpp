@@ -28,6 +28,7 @@ struct BenchFlags {
                    tokens = {1, 32, 256, 1024, 8192, 32768}, hadamard = {1, 16, 32, 64, 128};
   bool dense = false, transform = false, windows = false, unchecked = false, append = false;
   double clip = 1.0;
+  int memory = 3;
   bool dry_run = false, explain = false, json = false, quiet = false;
   int multiprocessors = 132;
 };
@@ -39,7 +40,7 @@ constexpr const char* kSides =
     "  u2g128   affine codes, 2, 3 or 4 bits, groups of 32, 64, 128, ... channels\n"
     "  s2g128   symmetric codes; behind either b: bfloat16 scales, f: fp32;\n"
     "           before these, of u, z: integer zero points\n"
-    "  w8n1     linear rows of 8 words and one scale (decode)\n"
+    "  w8n1     linear rows of 8 words and one scale (decode, write)\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";
@@ -189,6 +190,9 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
       ->check(one_of({"absmax", "least_squares", "norm"}))
       ->type_name("NAME")
       ->capture_default_str();
+  write->add_option("--memory", f.memory, "of linear rows: codes that a value of their trellises looks back on")
+      ->check(whole_number(1, 3))
+      ->capture_default_str();
   add_shared(*write, f);
   return write;
 }
@@ -322,6 +326,7 @@ Run write_cases(const BenchFlags& f) {
                      .transform = transform,
                      .clip_ratio = f.clip,
                      .symmetric_rule = rules.at(f.rule),
+                     .memory = f.memory,
                      .step = windows && tokens <= kMostDecodeTokens ? WriteStep::decode : WriteStep::prompt,
                      .exact = windows ? windows_of(f) : Windows{},
                      .unchecked = f.unchecked,

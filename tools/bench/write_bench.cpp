@@ -10,6 +10,7 @@
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/runtime/row_code_data.h>
 
 #include <fmt/format.h>
 
@@ -131,7 +132,18 @@ struct Rows {
 /// The plan of one side, for the codec.
 TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::mt19937& random) {
   TensorPlan plan;
-  plan.coder = coder_of(side, bfloat, c.symmetric_rule);
+  if (side.is_bits()) {
+    plan = linear_plan(side, bfloat, c.memory);
+    std::get<TrellisCoder>(plan.coder).rule = c.symmetric_rule;
+    BitAllocation& widths = *plan.allocation;  // of one head
+    const BitAllocation one = widths;
+    for (int head = 1; head < c.num_kv_heads; ++head) {
+      widths.channel_bits.insert(widths.channel_bits.end(), one.channel_bits.begin(), one.channel_bits.end());
+      widths.segment_gain.insert(widths.segment_gain.end(), one.segment_gain.begin(), one.segment_gain.end());
+    }
+  } else {
+    plan.coder = coder_of(side, bfloat, c.symmetric_rule);
+  }
   if (c.clip_ratio < 1.0 && side.numbers == 2)
     plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), c.clip_ratio);
   if (c.dense) {
@@ -153,6 +165,11 @@ WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& pl
   w.token_stride = std::int64_t{c.num_kv_heads} * side.head_dim;
   w.rule = rule_of(c, side);
   if (!c.dense) w.order = c.order;
+  if (side.is_bits()) {
+    const RowCodeData code = row_code_data(plan, c.num_kv_heads, side.head_dim);
+    w.code = code.values;
+    w.code.heads = memory.put(code.heads), w.code.tables = memory.put(code.tables);
+  }
   if (const std::vector<std::int32_t> ranks = clip_ranks(plan, c.num_kv_heads, side.head_dim); !ranks.empty())
     w.clip_ranks = memory.put(ranks);
   if (c.dense) {
@@ -197,11 +214,15 @@ class WrittenRows {
       std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
       std::vector<std::uint8_t> codes(dim), their_codes(dim);
       codec.encode(rotated(token, head), codes, numbers);
-      load_page_row(layout_, which_, number_type_of(side_, bfloat_), head, static_cast<int>(slot % c_.page_size), page,
-                    their_codes, theirs);
+      const int in_page = static_cast<int>(slot % c_.page_size);
+      if (side_.is_bits())
+        load_page_row(layout_, which_, number_type_of(side_, bfloat_), head, in_page,
+                      bit_segments(plan_, head, side_.head_dim), page, their_codes, theirs);
+      else
+        load_page_row(layout_, which_, number_type_of(side_, bfloat_), head, in_page, page, their_codes, theirs);
       for (std::size_t i = 0; i < dim; ++i) {
         const int difference = std::abs(codes[i] - their_codes[i]);
-        ++count.seen, count.differing += difference > 0, count.far += difference > 1;
+        ++count.seen, count.differing += difference > 0, count.far += difference > 1 && !side_.is_bits();
       }
     }
   }
@@ -326,7 +347,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   }
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
   faults.expect_none(fmt::format("{}: {} tokens", variant.name, c.tokens));
-  if (c.dense || c.transform || c.order < 8 || c.has_windows()) return result;
+  if (c.dense || c.transform || c.order < 8 || c.has_windows() || variant.k.is_bits()) return result;
 
   // All calls share one buffer for rotated rows, as in an inference engine. If the buffer fits into the L2 cache,
   // rotated rows stay there.

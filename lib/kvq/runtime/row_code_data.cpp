@@ -32,7 +32,7 @@ class Tables {
 struct DescribeCoder {
   RowSegment& segment;
   Tables& tables;
-  int& survivor_bytes;
+  int& search_bytes;
   void operator()(const UniformCoder& coder) const {
     segment.kind = coder.levels == UniformLevels::affine ? CodeKind::affine : CodeKind::symmetric;
   }
@@ -45,16 +45,16 @@ struct DescribeCoder {
   void operator()(const TrellisGroup& coder) const {
     segment.kind = CodeKind::trellis, segment.memory = coder.memory();
     segment.table = tables.add({coder.values().begin(), coder.values().end()});
-    survivor_bytes = std::max(survivor_bytes, trellis_survivor_bytes(coder.bits(), coder.memory(), segment.group_size));
+    search_bytes = std::max(search_bytes, trellis_search_bytes(coder.bits(), coder.memory(), segment.group_size));
   }
 };
 
-HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, int& survivor_bytes) {
+HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, int& search_bytes) {
   const RowCodec codec(plan, head, dim);
   HeadRows rows;
   for (const BitSegment& place : bit_segments(plan, head, dim)) {
     RowSegment segment{.place = place};
-    const DescribeCoder describe{segment, tables, survivor_bytes};
+    const DescribeCoder describe{segment, tables, search_bytes};
     if (const UniformCoder* uniform = codec.uniform()) {
       segment.group_size = uniform->group_size;
       describe(*uniform);
@@ -98,7 +98,7 @@ RowCodeData row_code_data(const TensorPlan& plan, int num_kv_heads, int dim) {
   if (is_bit_tiles(plan, num_kv_heads, dim)) {
     Tables tables;
     for (int head = 0; head < num_kv_heads; ++head)
-      data.heads.push_back(head_rows(plan, head, dim, tables, data.values.survivor_bytes));
+      data.heads.push_back(head_rows(plan, head, dim, tables, data.values.search_bytes));
     data.tables = tables.take();
     data.values.one_scale = plan.allocation && plan.allocation->has_row_scale();
   }

@@ -3,21 +3,65 @@
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/common/generic_trellis.cuh>
+#include <kvq/runtime/kernels/common/trellis_search.cuh>
 #include <kvq/runtime/kernels/common/unit_values.cuh>
 
-/// From rotated rows in shared memory to rows in bit tiles, and the choice of centroids, as packing.md says; a warp
-/// takes a row at a time.
+/// From rotated rows in shared memory to rows in bit tiles, and the choice of centroids, as packing.md says. A warp
+/// takes up to kMostSearched rows at a time.
 namespace kvq::generic {
 
 constexpr int kMostRowWords = kGenericHeadDim * 8 / 32;
 
-/// Shared memory of one warp that quantizes rows of bits.
-struct BitRow {
-  float* y;             ///< [D] channels with the scale left out, then unit values
-  std::uint8_t* codes;  ///< [D]
-  unsigned* words;      ///< [kMostRowWords] the row
-  float* costs;         ///< of TrellisSearch
-  std::uint8_t* survivors;
+/// The rows that a warp quantizes, and its dynamic shared memory.
+struct BitRows {
+  int count;         ///< of rows, at most kMostSearched
+  unsigned numbers;  ///< the rows' numbers in the block, four bits each
+  float* x;          ///< [16, kRowFloats] the block's rotated rows; a clip changes them
+  int dim;
+  // Offsets in dynamic shared memory.
+  int y_at;  ///< [count, y_stride] floats: channels with the scale left out, then unit values; kSeamLength floats lie
+             ///< before each row
+  int codes_at;   ///< [count, D]
+  int words_at;   ///< a row
+  int search_at;  ///< RowCode::search_bytes
+
+  __device__ __forceinline__ int number(int row) const { return static_cast<int>(numbers >> (4 * row) & 15u); }
+  __device__ __forceinline__ float* x_of(int row) const { return x + number(row) * kRowFloats; }
+  KVQ_HD static constexpr int y_stride(int dim) { return dim + kSeamLength; }
+  __device__ __forceinline__ float* y_of(int row) const {
+    return reinterpret_cast<float*>(dynamic_shared(y_at)) + row * y_stride(dim);
+  }
+  __device__ __forceinline__ std::uint8_t* codes_of(int row) const {
+    return reinterpret_cast<std::uint8_t*>(dynamic_shared(codes_at)) + row * dim;
+  }
+  __device__ __forceinline__ unsigned* words() const { return reinterpret_cast<unsigned*>(dynamic_shared(words_at)); }
+};
+
+/// Dynamic shared memory of a warp that quantizes rows of bits.
+struct BitRowMemory {
+  int dim = 0;           ///< the larger one of both sides
+  int row_words = 0;     ///< likewise
+  int search_bytes = 0;  ///< likewise, RowCode::search_bytes
+  KVQ_HD constexpr int y() const { return 4 * kMostSearched * BitRows::y_stride(dim); }
+  KVQ_HD constexpr int codes() const { return (kMostSearched * dim + 15) / 16 * 16; }
+  KVQ_HD constexpr int words() const { return (4 * row_words + 15) / 16 * 16; }
+  KVQ_HD constexpr int bytes() const { return y() + codes() + words() + (search_bytes + 15) / 16 * 16; }
+  /// @param first  offset of the warp's bytes()
+  __device__ __forceinline__ BitRows at(int first, float* x, int side_dim) const {
+    const int codes_at = first + y(), words_at = codes_at + codes();
+    return {0, 0, x, side_dim, first + 4 * kSeamLength, codes_at, words_at, words_at + words()};
+  }
+};
+
+/// A number of each row of a warp; lane r has that of row r.
+struct PerRow {
+  float own = 0.0f;
+  int lane;
+  __device__ __forceinline__ explicit PerRow(int lane) : lane(lane) {}
+  __device__ __forceinline__ float operator[](int row) const { return __shfl_sync(kAll, own, row); }
+  __device__ __forceinline__ void set(int row, float x) {
+    if (lane == row) own = x;
+  }
 };
 
 /// tree() of packing.md. All lanes of a warp call it and get the sum. @param term  i -> float, i < count
@@ -39,63 +83,112 @@ __device__ __forceinline__ float tree_of(int count, Term term, int lane) {
   return __shfl_sync(kAll, sum, 0);
 }
 
-/// Codes of y, with the scale left out. All lanes of a warp call it.
-__device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRow& row,
-                                             int count, std::uint8_t* codes, int lane) {
+/// Codes of the rows' y, with the scale left out. All lanes of a warp call it, behind a barrier.
+/// @param first  of `count` channels: where their codes go
+__device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRows& rows,
+                                             int count, int first, int lane) {
   const int bits = segment.place.bits;
   const float* table = tables + segment.table;
   if (segment.kind == CodeKind::trellis) {
-    search_trellis({table, bits, segment.memory, row.costs, row.survivors}, row.y, count, codes, lane);
+    const SearchedRows searched{
+        .count = rows.count,
+        .y = rows.y_at,
+        .codes = rows.codes_at + first,
+        .stride = BitRows::y_stride(rows.dim),
+        .code_stride = rows.dim,
+        .channels = count,
+        .memory = rows.search_at,
+    };
+    if (search_if_known(bits, segment.memory, table, searched, lane)) return;
+    for (int r = 0; r < rows.count; ++r)
+      search_trellis({table, bits, segment.memory, dynamic_shared(rows.search_at)}, rows.y_of(r), count,
+                     rows.codes_of(r) + first, lane);
     return;
   }
-  for (int c = lane; c < count; c += 32) {
-    int code = 0;
-    if (segment.kind == CodeKind::codebook) {
-      const float* thresholds = table + (1 << bits);
-      for (int i = 0; i < (1 << bits) - 1; ++i) code += thresholds[i] <= row.y[c];
-    } else {
-      const float edge = static_cast<float>(1 << (bits - 1)),
-                  quotient = floorf(__fdiv_rn(row.y[c], gaussian_step(bits)));
-      code = static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + (1 << (bits - 1));
+  for (int r = 0; r < rows.count; ++r) {
+    const float* y = rows.y_of(r);
+    for (int c = lane; c < count; c += 32) {
+      int code = 0;
+      if (segment.kind == CodeKind::codebook) {
+        const float* thresholds = table + (1 << bits);
+        for (int i = 0; i < (1 << bits) - 1; ++i) code += thresholds[i] <= y[c];
+      } else {
+        const float edge = static_cast<float>(1 << (bits - 1)), quotient = floorf(__fdiv_rn(y[c], gaussian_step(bits)));
+        code = static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + (1 << (bits - 1));
+      }
+      rows.codes_of(r)[first + c] = static_cast<std::uint8_t>(code);
     }
-    codes[c] = static_cast<std::uint8_t>(code);
   }
   __syncwarp();
 }
 
-/// row.y = the unit values of codes. All lanes of a warp call it.
-__device__ __forceinline__ void take_unit_values(const RowSegment& segment, const float* tables, const BitRow& row,
-                                                 int count, const std::uint8_t* codes, int lane) {
-  for (int c = lane; c < count; c += 32) row.y[c] = unit_value(segment, tables, codes, count, c);
-  __syncwarp();
+/// y = x / scale, or 0 if the scale is 0: then the codes are 2^(b-1), whatever y is. All lanes of a warp call it.
+__device__ __forceinline__ void leave_scale_out(float* y, const float* x, int count, float scale, int lane) {
+  for (int c = lane; c < count; c += 32) y[c] = scale == 0.0f ? 0.0f : __fdiv_rn(x[c], scale);
 }
 
-/// Quantizes a group with a codebook or trellis that has a scale of its own. @return  the scale's bits
-__device__ __forceinline__ unsigned encode_searched(const float* x, const RowSegment& segment, const float* tables,
-                                                    ScaleRule rule, const TileSide& side, bool bfloat,
-                                                    const BitRow& row, std::uint8_t* codes, int lane) {
-  const int count = segment.group_size;
-  unsigned bits = 0;
-  const float energy = tree_of(count, [&](int i) { return __fmul_rn(x[i], x[i]); }, lane);
-  const float d = stored(__fsqrt_rn(__fdiv_rn(energy, static_cast<float>(count))), side, bfloat, bits);
-  if (d == 0.0f) {
+/// y = the unit values of a row's codes. All lanes of a warp call it.
+__device__ __forceinline__ void take_unit_values(const RowSegment& segment, const float* tables, float* y, int count,
+                                                 std::uint8_t* codes, bool no_scale, int lane) {
+  if (no_scale) {
     for (int c = lane; c < count; c += 32) codes[c] = static_cast<std::uint8_t>(1 << (segment.place.bits - 1));
     __syncwarp();
-    return 0;
   }
-  for (int c = lane; c < count; c += 32) row.y[c] = __fdiv_rn(x[c], d);
+  for (int c = lane; c < count; c += 32) y[c] = unit_value(segment, tables, codes, count, c);
   __syncwarp();
-  search_codes(segment, tables, row, count, codes, lane);
-  take_unit_values(segment, tables, row, count, codes, lane);
-  const float n = tree_of(count, [&](int i) { return __fmul_rn(row.y[i], row.y[i]); }, lane);
-  if (rule == ScaleRule::rms || n == 0.0f) return bits;
-  if (rule == ScaleRule::norm) {
-    stored(__fsqrt_rn(__fdiv_rn(energy, n)), side, bfloat, bits);
-    return bits;
+}
+
+/// What packing.md says of a side's numbers.
+struct NumberRule {
+  ScaleRule rule;
+  const TileSide& side;
+  bool bfloat;
+};
+
+/// Quantizes one group of each row with a codebook or trellis that has a scale of its own.
+/// @param first  channel of the group
+/// @return       the scales' bits; lane r has those of row r
+__device__ __forceinline__ unsigned encode_searched(const BitRows& rows, const RowSegment& segment, const float* tables,
+                                                    const NumberRule& numbers, int first, int lane) {
+  const int count = segment.group_size;
+  const auto& [rule, side, bfloat] = numbers;
+  PerRow energies(lane), scales(lane);
+  unsigned result = 0;
+  const auto store = [&](int r, float x) {
+    unsigned bits = 0;
+    const float y = stored(x, side, bfloat, bits);
+    if (lane == r) result = bits;
+    return y;
+  };
+  for (int r = 0; r < rows.count; ++r) {
+    const float* x = rows.x_of(r) + first;
+    const float energy = tree_of(
+                    count, [&](int i) { return __fmul_rn(x[i], x[i]); }, lane),
+                d = store(r, __fsqrt_rn(__fdiv_rn(energy, static_cast<float>(count))));
+    energies.set(r, energy), scales.set(r, d);
+    leave_scale_out(rows.y_of(r), x, count, d, lane);
   }
-  const float refit = __fdiv_rn(tree_of(count, [&](int i) { return __fmul_rn(x[i], row.y[i]); }, lane), n);
-  if (refit == refit) stored(refit, side, bfloat, bits);  // else sums that overflow both ways
-  return bits;
+  __syncwarp();
+  search_codes(segment, tables, rows, count, first, lane);
+  for (int r = 0; r < rows.count; ++r) {
+    const float *x = rows.x_of(r) + first, d = scales[r], energy = energies[r];
+    float* y = rows.y_of(r);
+    take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, d == 0.0f, lane);
+    if (d == 0.0f) {
+      if (lane == r) result = 0;
+      continue;
+    }
+    const float n = tree_of(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane);
+    if (rule == ScaleRule::rms || n == 0.0f) continue;
+    if (rule == ScaleRule::norm) {
+      store(r, __fsqrt_rn(__fdiv_rn(energy, n)));
+      continue;
+    }
+    const float refit = __fdiv_rn(tree_of(count, [&](int i) { return __fmul_rn(x[i], y[i]); }, lane), n);
+    if (refit == refit) store(r, refit);  // else sums that overflow both ways
+  }
+  __syncwarp();  // before y is overwritten
+  return result;
 }
 
 /// A sum from the first term on.
@@ -105,114 +198,141 @@ struct SumOfSegments {
   __device__ __forceinline__ void add(float x) { value = any ? __fadd_rn(value, x) : x, any = true; }
 };
 
-/// Quantizes a row with one scale (packing.md, "One scale a row"). @return  the scale's bits
-__device__ __forceinline__ unsigned encode_with_row_scale(const float* x, const HeadRows& head, const float* tables,
-                                                          ScaleRule rule, const TileSide& side, bool bfloat,
-                                                          const BitRow& row, int lane) {
-  SumOfSegments length, normalized;
-  int channels = 0;
-  for (int s = 0; s < head.num_segments; ++s) {
-    const RowSegment& segment = head.segments[s];
-    const float* of = x + segment.place.first_channel;
-    const float energy = tree_of(segment.place.channels, [&](int i) { return __fmul_rn(of[i], of[i]); }, lane);
-    length.add(energy), normalized.add(__fdiv_rn(energy, __fmul_rn(segment.gain, segment.gain)));
-    channels += segment.place.channels;
+/// Quantizes rows with one scale (packing.md, "One scale a row"). @return  as encode_searched()
+__device__ __forceinline__ unsigned encode_with_row_scale(const BitRows& rows, const HeadRows& head,
+                                                          const float* tables, const NumberRule& numbers, int lane) {
+  const auto& [rule, side, bfloat] = numbers;
+  PerRow lengths(lane), scales(lane), values(lane), products(lane);
+  unsigned result = 0;
+  for (int r = 0; r < rows.count; ++r) {
+    const float* x = rows.x_of(r);
+    SumOfSegments length, normalized;
+    int channels = 0;
+    for (int s = 0; s < head.num_segments; ++s) {
+      const RowSegment& segment = head.segments[s];
+      const float* of = x + segment.place.first_channel;
+      const float energy = tree_of(segment.place.channels, [&](int i) { return __fmul_rn(of[i], of[i]); }, lane);
+      length.add(energy), normalized.add(__fdiv_rn(energy, __fmul_rn(segment.gain, segment.gain)));
+      channels += segment.place.channels;
+    }
+    unsigned bits = 0;
+    lengths.set(r, length.value);
+    scales.set(r, stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), side, bfloat, bits));
+    if (lane == r) result = bits;
   }
-  unsigned bits = 0;
-  const float d = stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), side, bfloat, bits);
-  SumOfSegments n, p;
   for (int s = 0; s < head.num_segments; ++s) {
     const RowSegment& segment = head.segments[s];
     const int count = segment.place.channels, first = segment.place.first_channel;
-    const float* of = x + first;
-    const float t = __fmul_rn(segment.gain, d);
-    if (t == 0.0f) {
-      for (int c = lane; c < count; c += 32)
-        row.codes[first + c] = static_cast<std::uint8_t>(1 << (segment.place.bits - 1));
-      __syncwarp();
-    } else {
-      for (int c = lane; c < count; c += 32) row.y[c] = __fdiv_rn(of[c], t);
-      __syncwarp();
-      search_codes(segment, tables, row, count, row.codes + first, lane);
+    const float gain = segment.gain;
+    for (int r = 0; r < rows.count; ++r)
+      leave_scale_out(rows.y_of(r), rows.x_of(r) + first, count, __fmul_rn(gain, scales[r]), lane);
+    __syncwarp();
+    search_codes(segment, tables, rows, count, first, lane);
+    for (int r = 0; r < rows.count; ++r) {
+      const float* x = rows.x_of(r) + first;
+      float* y = rows.y_of(r);
+      take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, __fmul_rn(gain, scales[r]) == 0.0f, lane);
+      const auto add = [&](PerRow& sums, float x) { sums.set(r, s == 0 ? x : __fadd_rn(sums[r], x)); };
+      if (rule == ScaleRule::rms) continue;
+      add(values, __fmul_rn(__fmul_rn(gain, gain), tree_of(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane)));
+      if (rule != ScaleRule::norm)
+        add(products, tree_of(count, [&](int i) { return __fmul_rn(x[i], __fmul_rn(gain, y[i])); }, lane));
     }
-    take_unit_values(segment, tables, row, count, row.codes + first, lane);
-    n.add(__fmul_rn(__fmul_rn(segment.gain, segment.gain),
-                    tree_of(count, [&](int i) { return __fmul_rn(row.y[i], row.y[i]); }, lane)));
-    p.add(tree_of(count, [&](int i) { return __fmul_rn(of[i], __fmul_rn(segment.gain, row.y[i])); }, lane));
     __syncwarp();  // before y is overwritten
   }
-  if (d == 0.0f) return 0;
-  if (rule == ScaleRule::rms || n.value == 0.0f) return bits;
-  const float s = rule == ScaleRule::norm ? __fsqrt_rn(__fdiv_rn(length.value, n.value)) : __fdiv_rn(p.value, n.value);
-  if (s == s) stored(s, side, bfloat, bits);
-  return bits;
+  // Lane r ends row r.
+  if (scales.own == 0.0f) return 0;
+  if (rule == ScaleRule::rms || values.own == 0.0f) return result;
+  const float s =
+      rule == ScaleRule::norm ? __fsqrt_rn(__fdiv_rn(lengths.own, values.own)) : __fdiv_rn(products.own, values.own);
+  if (s == s) stored(s, side, bfloat, result);
+  return result;
 }
 
-/// Stores codes as a token's row of bits. All lanes of a warp call it.
-__device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide& side, bool value, const BitRow& row,
-                                           std::byte* tile, int token, int lane) {
-  for (int w = lane; w < side.row_words; w += 32) row.words[w] = 0;
+/// Stores codes as a token's row of bits. All lanes of a warp call it. @param words  [side.row_words] scratch
+__device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide& side, bool value,
+                                           const std::uint8_t* codes, unsigned* words, std::byte* tile, int token,
+                                           int lane) {
+  for (int w = lane; w < side.row_words; w += 32) words[w] = 0;
   __syncwarp();
   for (int s = 0; s < head.num_segments; ++s) {
     const BitSegment& place = head.segments[s].place;
     for (int c = lane; c < place.channels; c += 32)
       for (int i = 0; i < place.bits; ++i) {
         const int at = value ? value_bit(place, c, i) : key_bit(place, c, i);
-        const unsigned bit = row.codes[place.first_channel + c] >> i & 1u;
-        if (bit) atomicAdd(row.words + at / 32, 1u << at % 32);  // each bit is set once
+        const unsigned bit = codes[place.first_channel + c] >> i & 1u;
+        if (bit) atomicAdd(words + at / 32, 1u << at % 32);  // each bit is set once
       }
   }
   __syncwarp();
   if (value) {
     for (int y = lane; y < 4 * side.row_words; y += 32)
-      tile[value_byte_offset(side, token, y)] = static_cast<std::byte>(row.words[y / 4] >> y % 4 * 8 & 0xFFu);
+      tile[value_byte_offset(side, token, y)] = static_cast<std::byte>(words[y / 4] >> y % 4 * 8 & 0xFFu);
   } else {
     for (int w = lane; w < side.row_words; w += 32)
-      *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, w)) = row.words[w];
+      *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, w)) = words[w];
   }
+  __syncwarp();
 }
 
-/// Quantizes a row of bit tiles and stores it. All lanes of a warp call it. @param x  [D] rotated; a clip changes it
-/// @return  the row is finite
-__device__ __forceinline__ bool code_bit_row(float* x, const HeadRows& head, const RowCode& code, const TileSide& side,
-                                             bool bfloat, bool value, ScaleRule rule, int clip_rank, const BitRow& row,
-                                             std::byte* tile, int token, int lane) {
-  const auto put = [&](int number, unsigned bits) {
-    if (lane == 0) store_number(tile + number_offset(side, token, 0, number), side, bits);
+/// Quantizes rows of bit tiles and stores them. All lanes of a warp call it.
+/// @param tile_of   row -> its tile
+/// @param token_of  row -> its token in the tile
+/// @return          bit r: row r is finite
+template <typename TileOf, typename TokenOf>
+__device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const HeadRows& head, const RowCode& code,
+                                                  const NumberRule& numbers, bool value, int clip_rank, TileOf tile_of,
+                                                  TokenOf token_of, int lane) {
+  const TileSide& side = numbers.side;
+  // Numbers that are not known of a row: those of no group are 0, because other heads have more.
+  const auto put = [&](int row, int number, unsigned bits) {
+    store_number(tile_of(row) + number_offset(side, token_of(row), 0, number), side, bits);
   };
-  const bool finite = is_finite_row(x, side.head_dim, lane);
   const bool affine = head.num_segments > 0 && head.segments[0].kind == CodeKind::affine;
-  const int numbers = code.one_scale ? min(1, head.num_segments) : affine ? 2 * head.groups : head.groups;
-  if (!finite) {
-    for (int c = lane; c < side.head_dim; c += 32) row.codes[c] = 0;
-    for (int i = 0; i < numbers; ++i) put(i, quiet_nan(side, bfloat));
-  } else if (code.one_scale) {
-    if (head.num_segments > 0) put(0, encode_with_row_scale(x, head, code.tables, rule, side, bfloat, row, lane));
+  const int used = code.one_scale ? min(1, head.num_segments) : affine ? 2 * head.groups : head.groups;
+  unsigned finite = 0;
+  for (int r = 0; r < rows.count; ++r) finite |= is_finite_row(rows.x_of(r), side.head_dim, lane) ? 1u << r : 0u;
+  const auto put_of_lane = [&](int number, unsigned bits) {  // lane r has that of row r
+    if (lane < rows.count && finite >> lane & 1u) put(lane, number, bits);
+  };
+  // Rows that are not finite are searched with the others, for nothing.
+  if (code.one_scale) {
+    if (head.num_segments > 0) put_of_lane(0, encode_with_row_scale(rows, head, code.tables, numbers, lane));
   } else {
-    if (clip_rank > 0) clip_row(x, side.head_dim, clip_rank, lane);
+    for (int r = 0; clip_rank > 0 && r < rows.count; ++r)
+      if (finite >> r & 1u) clip_row(rows.x_of(r), side.head_dim, clip_rank, lane);
     // Symmetric codes of a trellis coder take its rule if they have it.
-    const ScaleRule uniform_rule = rule == ScaleRule::rms ? ScaleRule::norm : rule;
+    const ScaleRule uniform_rule = numbers.rule == ScaleRule::rms ? ScaleRule::norm : numbers.rule;
     for (int s = 0; s < head.num_segments; ++s) {
       const RowSegment& segment = head.segments[s];
       const int count = segment.group_size;
       for (int g = 0; g < segment.place.channels / count; ++g) {
         const int first = segment.place.first_channel + g * count, number = segment.first_number + g;
         if (segment.kind == CodeKind::codebook || segment.kind == CodeKind::trellis) {
-          put(number,
-              encode_searched(x + first, segment, code.tables, rule, side, bfloat, row, row.codes + first, lane));
+          put_of_lane(number, encode_searched(rows, segment, code.tables, numbers, first, lane));
           continue;
         }
-        const GroupNumbers found =
-            encode_uniform(x + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule}, side,
-                           bfloat, row.codes + first, lane);
-        put(number, found.scale);
-        if (affine) put(head.groups + number, found.second);
+        for (int r = 0; r < rows.count; ++r) {
+          if (!(finite >> r & 1u)) continue;
+          const GroupNumbers found =
+              encode_uniform(rows.x_of(r) + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule},
+                             side, numbers.bfloat, rows.codes_of(r) + first, lane);
+          if (lane != 0) continue;
+          put(r, number, found.scale);
+          if (affine) put(r, head.groups + number, found.second);
+        }
       }
     }
   }
-  for (int i = numbers; i < side.numbers; ++i) put(i, 0);  // other heads have more
   __syncwarp();
-  store_bits(head, side, value, row, tile, token, lane);
+  for (int r = 0; r < rows.count; ++r) {
+    const bool is_finite = finite >> r & 1u;
+    for (int c = lane; !is_finite && c < side.head_dim; c += 32) rows.codes_of(r)[c] = 0;
+    for (int i = is_finite ? used + lane : lane; i < side.numbers; i += 32)
+      put(r, i, i < used ? quiet_nan(side, numbers.bfloat) : 0);
+    __syncwarp();
+    store_bits(head, side, value, rows.codes_of(r), rows.words(), tile_of(r), token_of(r), lane);
+  }
   return finite;
 }
 

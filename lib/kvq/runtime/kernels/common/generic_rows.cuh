@@ -251,31 +251,39 @@ __device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t p
           value ? layout.value_tile(head, 0) : layout.key_tile(head, 0), format.side(value).bytes()};
 }
 
-/// Quantizes the block's rows that have a destination in pages, and stores them. All threads of the block call it,
-/// behind a barrier after `x` and `page` are written.
-/// @param store  (row of the block, tile, token): quantizes the row and stores it; a warp calls it
-/// @param warps  that quantize rows at the same time
+/// Stores the block's rows that have a destination in pages. All threads of the block call it, behind a barrier after
+/// `x` and `page` are written.
+/// @param store  (tile_of_row: row of the block -> its tile): quantizes and stores the rows that have a page
 template <typename Store>
-__device__ __forceinline__ void code_rows(GenericRows& rows, const TileSide& side, const PageTiles& tile_of, int warps,
-                                          Store store) {
-  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+__device__ __forceinline__ void store_tiles(GenericRows& rows, const TileSide& side, const PageTiles& tile_of,
+                                            Store store) {
+  const int thread = static_cast<int>(threadIdx.x);
   // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once, unless it is too
   // large: bit tiles may have a number for each channel.
   bool whole =
       side.bytes() <= static_cast<int>(sizeof rows.tile) && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
   for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
-  for (int i = warp; i < kTileTokens && warp < warps; i += warps) {
-    if (rows.page[i] < 0) continue;
-    std::byte* tile = whole ? rows.tile : tile_of(rows.page[i]);
-    store(i, tile, static_cast<int>(rows.page[i]) % kTileTokens);
-    __syncwarp();
-  }
+  store([&](int i) { return whole ? rows.tile : tile_of(rows.page[i]); });
   __syncthreads();
   if (!whole) return;
   std::byte* to = tile_of(rows.page[0]);
   for (int i = 16 * thread; i < side.bytes(); i += 16 * kThreads)
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(rows.tile + i);
   __syncthreads();
+}
+
+/// Calls store(row of the block, tile, token) for the rows that have a page; a warp takes a row at a time. All threads
+/// of the block call it, as store_tiles().
+template <typename Store>
+__device__ __forceinline__ void store_each_row(GenericRows& rows, const TileSide& side, const PageTiles& tile_of,
+                                               Store store) {
+  store_tiles(rows, side, tile_of, [&](auto tile_of_row) {
+    for (int i = static_cast<int>(threadIdx.x) / 32; i < kTileTokens; i += kWarps) {
+      if (rows.page[i] < 0) continue;
+      store(i, tile_of_row(i), static_cast<int>(rows.page[i]) % kTileTokens);
+      __syncwarp();
+    }
+  });
 }
 
 /// Quantizes a row of code tiles or of an exact side, and stores it. All lanes of a warp call it.

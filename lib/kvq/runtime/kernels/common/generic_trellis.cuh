@@ -3,20 +3,26 @@
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/constants.cuh>
 
-/// The codes of a trellis (packing.md (d)) by a warp: the two Viterbi runs, with survivors in memory of the caller.
+/// The codes of any trellis (packing.md (d)) by a warp: the two Viterbi runs, with survivors in memory of the caller.
+/// Those that kvq ships are searched faster by trellis_search.cuh.
 namespace kvq::generic {
 
-/// A trellis, and what a warp's search of it needs.
+constexpr int kMostTrellisStates = 256;
+
+/// A trellis that is not known (is_known_trellis()), and what a warp's search of it needs.
 struct TrellisSearch {
   const float* values;  ///< [2^(b (m + 1))] by window
   int bits, memory;
-  float* costs;             ///< [2, kMostTrellisStates]
-  std::uint8_t* survivors;  ///< trellis_survivor_bytes()
+  std::byte* shared;  ///< trellis_search_bytes()
 
   __device__ __forceinline__ int states() const { return 1 << (bits * memory); }
   /// [states] after an even or odd number of steps.
-  __device__ __forceinline__ float* cost(int steps) const { return costs + (steps & 1) * kMostTrellisStates; }
-  __device__ __forceinline__ std::uint8_t* oldest(int step) const { return survivors + step * states(); }
+  __device__ __forceinline__ float* cost(int steps) const {
+    return reinterpret_cast<float*>(shared) + (steps & 1) * states();
+  }
+  __device__ __forceinline__ std::uint8_t* oldest(int step) const {
+    return reinterpret_cast<std::uint8_t*>(cost(0) + 2 * states()) + step * states();
+  }
   __device__ __forceinline__ int before(int state, int step) const {
     return state >> bits | static_cast<int>(oldest(step)[state]) << (bits * (memory - 1));
   }

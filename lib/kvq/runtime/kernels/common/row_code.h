@@ -3,6 +3,7 @@
 #include <kvq/plan/page_layout.h>
 
 #include <cstdint>
+#include <type_traits>
 
 /// What generic kernels know of coded rows beside the sizes of their tiles: plain structs in device memory, made on the
 /// host by row_code_data.h.
@@ -36,7 +37,7 @@ struct RowCode {
   const HeadRows* heads = nullptr;  ///< [Hkv]
   const float* tables = nullptr;
   bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")
-  int survivor_bytes = 0;  ///< that the search of a trellis needs at most (trellis_survivor_bytes())
+  int search_bytes = 0;    ///< that the search of a trellis needs at most (trellis_search_bytes())
 
   // centroids
   int num_centroids = 0;
@@ -46,13 +47,35 @@ struct RowCode {
   const float* rotated_centroids = nullptr;  ///< M @ A, for reading: a row is read in the basis of x @ A
 };
 
-/// Bytes of the survivors of a trellis's search in a group: one for each step and state. The seam's run has steps for
-/// up to 2 * 32 channels.
-constexpr int kSeamLength = 32;
-KVQ_HD constexpr int trellis_survivor_bytes(int bits, int memory, int channels) {
-  const int seam = 2 * (channels < kSeamLength ? channels : kSeamLength);
-  return (channels > seam ? channels : seam) << (bits * memory);
+/// The trellises that kvq ships: kernels have a search for each (trellis_search.cuh).
+KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
+  return (bits == 2 && memory >= 1 && memory <= 3) || (bits == 3 && memory >= 1 && memory <= 2) ||
+         (bits == 4 && memory == 1);
 }
-constexpr int kMostTrellisStates = 256;
+/// Rows that a warp searches in one call.
+constexpr int kMostSearched = 4;
+/// Of these, the rows of a known trellis that it searches at the same time.
+KVQ_HD constexpr int searched_at_once(int bits, int memory) { return bits * memory == 6 ? 1 : kMostSearched; }
+/// The codes that a state drops in so many steps are one number.
+constexpr int kSurvivorSteps = 4;
+template <int kBits>
+using SurvivorsOf = std::conditional_t<kBits * kSurvivorSteps <= 8, std::uint8_t, std::uint16_t>;
+
+/// The search begins with a run over so many channels on both sides of the seam.
+constexpr int kSeamLength = 32;
+KVQ_HD constexpr int search_steps(int channels) {
+  const int seam = 2 * (channels < kSeamLength ? channels : kSeamLength);
+  return channels > seam ? channels : seam;
+}
+KVQ_HD constexpr int survivor_units(int channels) {
+  return (search_steps(channels) + kSurvivorSteps - 1) / kSurvivorSteps;
+}
+/// Memory of a warp's search: costs of states before and after a step, then survivors. Of a trellis that is not known,
+/// survivors have one byte for each step and state.
+KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels) {
+  const int states = 1 << (bits * memory), costs = 2 * states * static_cast<int>(sizeof(float));
+  if (!is_known_trellis(bits, memory)) return costs + search_steps(channels) * states;
+  return searched_at_once(bits, memory) * (costs + survivor_units(channels) * states * (bits == 2 ? 1 : 2));
+}
 
 }  // namespace kvq

@@ -114,27 +114,11 @@ __device__ __forceinline__ void choose_centroids(const WriteParams& p, const Wri
   __syncthreads();
 }
 
-/// Dynamic shared memory of a warp that quantizes rows of bits.
-struct BitRowMemory {
-  int survivor_bytes = 0;  ///< RowCode::survivor_bytes
-  static constexpr int kRow = kGenericHeadDim * 4, kWords = kMostRowWords * 4, kCosts = 2 * kMostTrellisStates * 4;
-  KVQ_HD int bytes() const { return kRow + kWords + kCosts + (survivor_bytes + 15) / 16 * 16; }
-  __device__ __forceinline__ BitRow at(std::byte* memory, std::uint8_t* codes) const {
-    return {
-        .y = reinterpret_cast<float*>(memory),
-        .codes = codes,
-        .words = reinterpret_cast<unsigned*>(memory + kRow),
-        .costs = reinterpret_cast<float*>(memory + kRow + kWords),
-        .survivors = reinterpret_cast<std::uint8_t*>(memory + kRow + kWords + kCosts),
-    };
-  }
-};
-
 /// Grid [runs of 16 tokens, 2 Hkv]: keys of all heads, then values.
 /// @tparam kCoded     a side has bit tiles or centroids (RowCode)
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 template <typename T, bool kCoded>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
                          BitRowMemory bit_memory, int bit_warps) {
   __shared__ GenericRows rows;
@@ -196,7 +180,6 @@ __global__ void __launch_bounds__(kThreads)
   const PageTiles tiles = page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value);
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
   if constexpr (kCoded) {
-    extern __shared__ __align__(16) std::byte shared[];
     __shared__ NearestCentroids nearest;
     if (from.code.num_centroids > 0) {
       choose_centroids<T>(p, from, dim, head, first, rows.page, nearest);
@@ -205,17 +188,33 @@ __global__ void __launch_bounds__(kThreads)
       });
       rotate();
     }
-    code_rows(rows, side, tiles, side.is_bits() ? bit_warps : kWarps, [&](int i, std::byte* tile, int token) {
-      const bool finite =
-          side.is_bits()
-              ? code_bit_row(rows.x[i], from.code.heads[head], from.code, side, format.bfloat(value), value, from.rule,
-                             clip_rank, bit_memory.at(shared + warp * bit_memory.bytes(), rows.codes[warp]), tile,
-                             token, lane)
-              : code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
+    const auto put_index = [&](int i, bool finite, std::byte* tile, int token) {
       if (side.index_bytes > 0 && lane == 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
+    };
+    if (!side.is_bits()) {
+      store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
+        put_index(i, code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token), tile,
+                  token);
+      });
+      return;
+    }
+    store_tiles(rows, side, tiles, [&](auto tile_of_row) {
+      BitRows own = bit_memory.at(warp * bit_memory.bytes(), rows.x[0], dim);
+      for (int i = warp * kMostSearched; warp < bit_warps && i < kTileTokens; i += bit_warps * kMostSearched) {
+        own.count = 0, own.numbers = 0;
+        for (int r = i; r < i + kMostSearched; ++r)
+          if (rows.page[r] >= 0) own.numbers |= static_cast<unsigned>(r) << (4 * own.count++);
+        const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
+        const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
+        if (own.count == 0) continue;
+        const unsigned finite =
+            code_bit_rows(own, from.code.heads[head], from.code, {from.rule, side, format.bfloat(value)}, value,
+                          clip_rank, tile_of, token_of, lane);
+        for (int r = 0; r < own.count; ++r) put_index(own.number(r), finite >> r & 1u, tile_of(r), token_of(r));
+      }
     });
   } else {
-    code_rows(rows, side, tiles, kWarps, [&](int i, std::byte* tile, int token) {
+    store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
       code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
     });
   }
@@ -245,7 +244,8 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
                   static_cast<unsigned>(2 * params.num_kv_heads));
   const TileSide &k = launch.format.k, &v = launch.format.v;
   const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
-  const BitRowMemory memory{std::max(params.k.code.survivor_bytes, params.v.code.survivor_bytes)};
+  const BitRowMemory memory{std::max(k.head_dim, v.head_dim), std::max(k.row_words, v.row_words),
+                            std::max(params.k.code.search_bytes, params.v.code.search_bytes)};
   const int warps = bits ? std::min(kWarps, launch.shared_bytes / memory.bytes()) : 0;
   if (bits && warps == 0)
     return Status::fail(StatusCode::unsupported,
