@@ -187,9 +187,10 @@ struct Difference {
     const double rounded = of_16_bits(in_16_bits(truth, bf16), bf16);
     error += (found - truth) * (found - truth), plain += (rounded - truth) * (rounded - truth), all += truth * truth;
   }
-  ~Difference() {
+  CodedOutcome finish() {
     outcome.error = std::sqrt(error / std::max(all, 1e-30));
     outcome.plain_error = std::sqrt(plain / std::max(all, 1e-30));
+    return outcome;
   }
 };
 
@@ -308,7 +309,7 @@ CodedOutcome decode_coded(const CodedCase& c) {
                          row * expected.size() + i);
         compare_lse(double{lse[row]}, sum, outcome);
       }
-  return outcome;
+  return difference.finish();
 }
 
 CodedOutcome dequantize_coded(const CodedCase& c) {
@@ -343,7 +344,7 @@ CodedOutcome dequantize_coded(const CodedCase& c) {
         difference.add(of_16_bits(found[element], c.bf16), rows.at(b, i / row, 0)[i % row], c.bf16, element);
       }
   }
-  return outcome;
+  return difference.finish();
 }
 
 CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
@@ -424,7 +425,7 @@ CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
                          row * expected.size() + i);
         compare_lse(double{lse[row]}, sum, outcome);
       }
-  return outcome;
+  return difference.finish();
 }
 
 }  // namespace kvq::test
