@@ -4,6 +4,7 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/constants.cuh>
 #include <kvq/runtime/kernels/common/sequences.cuh>
+#include <kvq/runtime/kernels/dequantize/page_tile.cuh>
 #include <kvq/runtime/kernels/dequantize/traits.cuh>
 
 /// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
@@ -131,19 +132,9 @@ __device__ __forceinline__ void read_exact(const std::byte* tile, int token, boo
     f.scale[0][r][group] = row_scale, f.minimum[0][r][group] = 0.0f;
 }
 
-/// The coded tile of the tokens first .. first + 15 of a sequence, or null if its page is not in the pool.
 template <typename KSide, typename VSide>
-__device__ __forceinline__ const std::byte* page_tile(const PagedCacheView& cache, int sequence, int head, bool value,
-                                                      int first) {
-  const std::int32_t* table = table_of(cache, sequence);
-  const int page = page_of(cache, table, first);
-  if (page < 0) {
-    record_fault(cache.faults, {FaultCode::page, table[first >> cache.page_shift]}, sequence, cache.layer);
-    return nullptr;
-  }
-  const int page_size = 1 << cache.page_shift, slot = first & (page_size - 1);
-  const PageLayout layout{KSide::side(), VSide::side(), cache.num_kv_heads, page_size};
-  return cache.pages + page * cache.page_stride + (value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
+__device__ __forceinline__ PageLayout page_layout(const PagedCacheView& cache) {
+  return {KSide::side(), VSide::side(), cache.num_kv_heads, 1 << cache.page_shift};
 }
 
 /// Tile `n` of `f` for a page that cannot be read: rows of NaN. @param scale  NaN, or 0 for rows of zeros
@@ -170,7 +161,7 @@ __device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const Se
   const PositionRange coded = tokens.coded_from(begin);
   const std::byte* page = nullptr;
   if (max(first, coded.begin) < min(first + kTileTokens, min(end, coded.end))) {
-    page = page_tile<KSide, VSide>(cache, sequence, head, value, first);
+    page = page_tile(cache, page_layout<KSide, VSide>(cache), sequence, head, value, first);
     if (page)
       read_coded<Side>(page, value, lane, f, 0);
     else
