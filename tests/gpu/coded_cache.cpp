@@ -4,11 +4,13 @@
 
 #include <kvq/codec/page_codec.h>
 #include <kvq/codec/poisoned.h>
+#include <kvq/codec/rotation_matrix.h>
 #include <kvq/codec/row_codec.h>
+#include <kvq/runtime/device_image.h>
+#include <kvq/runtime/kernel_choice.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
-#include <kvq/runtime/row_code_data.h>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -41,17 +43,15 @@ struct Rows {
   }
 };
 
-/// x_rot @ A^T + offset for orthogonal A, or x_rot + offset.
-void put_back(const TensorPlan& plan, int head, std::span<const float> x_rot, const float* offset, double* x) {
-  const std::size_t d = x_rot.size(), first = size(plan.rotation.head_index(head)) * d * d;
+/// x_rot @ A^-1 + offsets. @param inverse  empty: the identity  @param offsets  null: zeros
+void put_back(std::span<const double> inverse, std::span<const float> x_rot,
+              std::initializer_list<const float*> offsets, double* x) {
+  const std::size_t d = x_rot.size();
   for (std::size_t i = 0; i < d; ++i) {
-    x[i] = static_cast<double>(x_rot[i]);
-    if (!plan.rotation.matrix.empty()) {
-      x[i] = 0.0;
-      for (std::size_t j = 0; j < d; ++j)
-        x[i] += static_cast<double>(x_rot[j]) * static_cast<double>(plan.rotation.matrix[first + i * d + j]);
-    }
-    if (offset) x[i] += static_cast<double>(offset[i]);
+    x[i] = inverse.empty() ? static_cast<double>(x_rot[i]) : 0.0;
+    for (std::size_t j = 0; !inverse.empty() && j < d; ++j) x[i] += static_cast<double>(x_rot[j]) * inverse[j * d + i];
+    for (const float* offset : offsets)
+      if (offset) x[i] += static_cast<double>(offset[i]);
   }
 }
 
@@ -95,6 +95,9 @@ struct CodedCache {
       Rows& rows = side == Side::v ? v : k;
       for (int head = 0; head < c.num_kv_heads; ++head) {
         const RowCodec codec(of, head, rows.dim);
+        const int entry = of.rotation.head_index(head);
+        const std::vector<double> inverse = inverse_matrix(of.rotation, entry, rows.dim);
+        const float* center = of.center.empty() ? nullptr : of.center.data() + size(entry * rows.dim);
         const std::vector<BitSegment> segments =
             format.side(side == Side::v).is_bits() ? bit_segments(of, head, rows.dim) : std::vector<BitSegment>{};
         for (int b = 0; b < batch; ++b) {
@@ -134,11 +137,10 @@ struct CodedCache {
               if (of.centroids) {
                 const int index = random_.integer(0, of.centroids->count - 1);
                 store_page_index(layout, side, head, slot, index, bytes);
-                centroid = of.centroids->values.data() +
-                           size(of.rotation.head_index(head) * of.centroids->count + index) * x.size();
+                centroid = of.centroids->values.data() + size(entry * of.centroids->count + index) * x.size();
               }
             }
-            put_back(of, head, x, centroid, rows.at(b, position, head));
+            put_back(inverse, x, {centroid, center}, rows.at(b, position, head));
           }
         }
       }
@@ -148,31 +150,22 @@ struct CodedCache {
     view.sink_slots = arena.put(slots), view.ring_slots = arena.put(slots);
     view.sinks = arena.put(sinks), view.rings = arena.put(rings);
     view.faults = faults = arena.put(std::vector<FaultRecord>(1));
-    view.code_k = code_of(c.k, c.k_dim), view.code_v = code_of(c.v, c.v_dim);
-    view.rotation_k = rotation_of(c.k, c.k_dim, false), view.rotation_v = rotation_of(c.v, c.v_dim, true);
+    DeviceImage image;
+    image.add(plan, {}, c.bf16, layout, {.dequantize = c.linear});
+    const std::span<const std::byte> constants = image.bytes();
+    const LayerPointers p = image.pointers(0, arena.put(std::vector(constants.begin(), constants.end())));
+    view.code_k = p.code_k, view.code_v = p.code_v;
+    view.rotation_k = p.rotation_k, view.rotation_v = p.rotation_v;
+    view.center_k = p.center_k, view.center_v = p.center_v;
   }
 
+  DequantizeVariant dequantize(const CodedCase& c) const {
+    return c.linear ? linear_dequantize(format, c.bf16) : generic_dequantize(format, c.bf16);
+  }
   int fault() const { return static_cast<int>(get(faults, 1)[0].code); }
 
  private:
   Random random_;
-
-  RowCode code_of(const TensorPlan& plan, int dim) {
-    const RowCodeData data = row_code_data(plan, view.num_kv_heads, dim);
-    RowCode code = data.values;
-    if (!data.heads.empty()) code.heads = arena.put(data.heads), code.tables = arena.put(data.tables);
-    if (plan.centroids) code.rotated_centroids = arena.put(data.rotated_centroids);
-    return code;
-  }
-  /// The matrix of keys is A^-T = A, that of values A^-1 = A^T.
-  DeviceRotation rotation_of(const TensorPlan& plan, int dim, bool transposed) {
-    if (plan.rotation.matrix.empty()) return {};
-    std::vector<float> matrix = plan.rotation.matrix;
-    const std::size_t d = size(dim);
-    for (std::size_t i = 0; transposed && i < matrix.size(); ++i)
-      matrix[i] = plan.rotation.matrix[i / (d * d) * d * d + i % d * d + i / d % d];
-    return {.per_head = plan.rotation.scope == Scope::kv_head, .matrix = arena.put(matrix)};
-  }
 };
 
 /// Sums of squared differences; rows that should be NaN must be.
@@ -317,15 +310,21 @@ CodedOutcome dequantize_coded(const CodedCase& c) {
   CodedOutcome outcome;
   Arena& arena = made.arena;
   const int batch = static_cast<int>(c.lengths.size());
-  std::vector<int> indptr = {0};
-  for (const int n : c.lengths) indptr.push_back(indptr.back() + n);
+  std::vector<int> indptr = {0}, first, last;
+  for (int b = 0; b < batch; ++b) {
+    first.push_back(c.first.empty() ? 0 : std::min(c.first[size(b)], c.lengths[size(b)]));
+    last.push_back(c.last.empty() ? c.lengths[size(b)] : std::clamp(c.last[size(b)], first.back(), c.lengths[size(b)]));
+    indptr.push_back(indptr.back() + last.back() - first.back());
+  }
   DequantizeParams p;
   p.cache = made.view, p.out_indptr = arena.put(indptr), p.num_rows = indptr.back();
+  if (!c.first.empty()) p.first = arena.put(c.first);
+  if (!c.last.empty()) p.last = arena.put(c.last);
   p.k_stride = c.num_kv_heads * c.k_dim, p.v_stride = c.num_kv_heads * c.v_dim;
   auto* k = arena.take<unsigned short>(size(p.num_rows * p.k_stride), 0xFF);
   auto* v = arena.take<unsigned short>(size(p.num_rows * p.v_stride), 0xFF);
   p.k = k, p.v = v;
-  const DequantizeVariant variant = generic_dequantize(made.format, c.bf16);
+  const DequantizeVariant variant = made.dequantize(c);
   DequantizeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) status = check_dequantize(variant, p);
@@ -339,9 +338,10 @@ CodedOutcome dequantize_coded(const CodedCase& c) {
     const int row = rows.heads * rows.dim;
     const std::vector<unsigned short> found = get(value ? v : k, size(p.num_rows * row));
     for (int b = 0; b < batch; ++b)
-      for (int i = 0; i < c.lengths[size(b)] * row; ++i) {
+      for (int i = 0; i < (last[size(b)] - first[size(b)]) * row; ++i) {
         const std::size_t element = size(indptr[size(b)] * row + i);
-        difference.add(of_16_bits(found[element], c.bf16), rows.at(b, i / row, 0)[i % row], c.bf16, element);
+        const double* expected = rows.at(b, first[size(b)] + i / row, 0);
+        difference.add(of_16_bits(found[element], c.bf16), expected[i % row], c.bf16, element);
       }
   }
   return difference.finish();
@@ -375,8 +375,8 @@ CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
   const std::size_t elements = size(tokens) * size(q_heads * c.v_dim);
   auto* out = arena.take<unsigned short>(elements, 0xFF);
   p.out = out, p.lse = arena.take<float>(size(tokens * q_heads), 0xFF);
-  const DequantizeVariant rows = generic_dequantize(made.format, c.bf16);
-  const PrefillVariant variant = generic_prefill(rows);
+  const DequantizeVariant rows = made.dequantize(c);
+  const PrefillVariant variant = c.linear ? choose_prefill(rows) : generic_prefill(rows);
   PrefillLaunch launch;
   launch.shape = {batch, q_heads, c.num_kv_heads, longest_chunk, longest, 0, false};
   Status status = check_prefill_shape(variant, rows, launch.shape);

@@ -21,7 +21,7 @@ struct CodedCase {
   std::vector<int> lengths = {};
   int sink_tokens = 0, recent_tokens = 0;
   std::vector<int> new_tokens = {};        ///< of each sequence; empty: one
-  std::vector<int> first = {}, last = {};  ///< positions that queries see, or empty
+  std::vector<int> first = {}, last = {};  ///< positions that queries see, that are dequantized; or empty
   bool masks = false;
   int sliding_window = 0;
   float softcap = 0.0f;
@@ -29,6 +29,7 @@ struct CodedCase {
   int poisoned = -1;  ///< position of which head 0 has a row with NaN on both sides
   int lost = -1;      ///< sequence whose first page has no number
   bool bf16 = true;
+  bool linear = false;  ///< rows are linear: dequantize and prefill with the tuned kernels
   unsigned seed = 1;
 };
 

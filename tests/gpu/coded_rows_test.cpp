@@ -80,6 +80,31 @@ TensorPlan exact_plan() {
   return plan;
 }
 
+/// Hadamard blocks with random signs.
+void add_hadamard(TensorPlan& plan, int dim, unsigned seed) {
+  Random random(seed);
+  plan.rotation.kind = RotationKind::block_hadamard, plan.rotation.order = hadamard_order(dim);
+  const int entries = plan.rotation.scope == Scope::kv_head ? kHeads : 1;
+  for (int i = 0; i < entries * dim; ++i)
+    plan.rotation.signs.push_back(static_cast<std::int8_t>(1 - 2 * random.integer(0, 1)));
+}
+
+void add_center(TensorPlan& plan, int dim, unsigned seed) {
+  plan.center = gaussian(static_cast<std::size_t>((plan.rotation.scope == Scope::kv_head ? kHeads : 1) * dim), seed);
+}
+
+/// Trellis codes of 2 bits, each value of which depends on the three codes before it: w8n1.
+TensorPlan trellis_plan() {
+  TensorPlan plan;
+  plan.rotation.scope = Scope::layer;
+  plan.coder = TrellisCoder{
+      .bits = 2,
+      .group_size = 128,
+      .taps = {{.bits = 2, .memory = 3, .theta = {0.71f, 1.33f, -0.38f, 0.29f, 0.21f, -0.17f, 0.13f, 0.08f}}},
+  };
+  return plan;
+}
+
 TensorPlan with_centroids(TensorPlan plan, int dim, int count, unsigned seed) {
   add_centroids(plan, dim, count, seed, plan.rotation.scope == Scope::kv_head ? kHeads : 1);
   return plan;
@@ -103,6 +128,12 @@ void check_outcome(const CodedOutcome& outcome, double lse_floor = 2e-4) {
 
 void check_decode_and_rows(const CodedCase& c) {
   check_outcome(decode_coded(c));
+  check_outcome(dequantize_coded(c));
+}
+
+/// Linear rows by their tuned kernel.
+void check_linear_rows(CodedCase c) {
+  c.linear = true;
   check_outcome(dequantize_coded(c));
 }
 
@@ -257,6 +288,74 @@ TEST_CASE("Prefill over coded rows", "[runtime][gpu][generic][emulated]") {
   add_rotation(c.k, 128, 1603);
   c.k.centroids->after_rotation = true;
   const CodedOutcome outcome = prefill_coded(c, {9, 20, 3});
+  CHECK(outcome.failure == "");
+  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
+  CHECK(outcome.lse_error <= 1e-2);
+}
+
+TEST_CASE("Linear rows of every number of words", "[runtime][gpu][emulated]") {
+  constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
+  for (int words = 1; words <= 16; ++words) {
+    CodedCase c{.k_dim = 128, .v_dim = 128};
+    const auto plan = [&](int of, int turn) {
+      const auto seed = static_cast<unsigned>(1700 + of);
+      TensorPlan made = widths_plan(widths_of_words(of, 128), of % 2 == 0 ? 2 : 0, kTypes[turn % 3], true, seed);
+      if (turn % 4 == 1) add_rotation(made, 128, seed);
+      if (turn % 4 == 2) add_hadamard(made, 128, seed);
+      if (turn % 2 == 0) add_center(made, 128, seed);
+      return made;
+    };
+    c.k = plan(words, words), c.v = plan(17 - words, words + 1);
+    vary(c, words);
+    c.lengths = {70, 0, 33};
+    CAPTURE(words);
+    check_linear_rows(c);
+  }
+}
+
+TEST_CASE("Linear rows: rotations, windows, parts of sequences", "[runtime][gpu][emulated]") {
+  const int rotation = GENERATE(0, 1, 2, 3);
+  CodedCase c{.k = trellis_plan(), .v = trellis_plan(), .k_dim = 128, .v_dim = 128, .page_size = 16};
+  for (TensorPlan* plan : {&c.k, &c.v}) {
+    if (rotation == 1) add_rotation(*plan, 128, 1800);
+    if (rotation >= 2) add_hadamard(*plan, 128, 1801);
+    if (rotation == 3)
+      for (const float x : gaussian(128, 1802)) plan->rotation.channel_scale.push_back(std::exp2(std::round(3.0f * x)));
+    add_center(*plan, 128, 1803);
+  }
+  c.lengths = {90, 1, 0, 40, 5}, c.sink_tokens = 3, c.recent_tokens = 37, c.bf16 = rotation % 2 == 0;
+  check_linear_rows(c);
+  c.first = {35, 0, 0, 2, 4}, c.last = {80, 1, 0, 21, 4};
+  check_linear_rows(c);
+}
+
+TEST_CASE("Linear rows of mixed widths, one of heads without bits", "[runtime][gpu][emulated]") {
+  CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {33, 50}};
+  c.k = widths_plan(widths_of_words(7, 128), 2, ScaleType::fp16, true, 1900);
+  c.v = widths_plan(widths_of_words(10, 128), 0, ScaleType::fp16, true, 1901);
+  auto& widths = c.k.allocation->channel_bits;
+  std::fill(widths.begin() + 128, widths.end(), std::uint8_t{0});
+  check_linear_rows(c);
+  c.poisoned = 19;
+  check_linear_rows(c);
+  c.poisoned = -1, c.lost = 1, c.linear = true;
+  CHECK(dequantize_coded(c).fault == static_cast<int>(FaultCode::page));
+}
+
+TEST_CASE("Prefill over linear rows", "[runtime][gpu][emulated]") {
+  CodedCase c{.k = trellis_plan(), .v = trellis_plan(), .k_dim = 128, .v_dim = 128, .lengths = {145, 0, 17}};
+  c.linear = true;
+  std::vector<int> chunks = {9, 20, 3};
+  SECTION("windows, a center") {
+    c.sink_tokens = 4, c.recent_tokens = 30;
+    add_rotation(c.k, 128, 2000), add_hadamard(c.v, 128, 2001), add_center(c.k, 128, 2002);
+  }
+  SECTION("a sliding window, mixed widths") {
+    c.k = widths_plan(widths_of_words(7, 128), 2, ScaleType::fp16, true, 2003);
+    c.v = widths_plan(widths_of_words(10, 128), 2, ScaleType::fp16, true, 2004);
+    c.sliding_window = 50;
+  }
+  const CodedOutcome outcome = prefill_coded(c, chunks);
   CHECK(outcome.failure == "");
   CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
   CHECK(outcome.lse_error <= 1e-2);

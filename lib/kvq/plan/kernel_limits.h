@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/plan/page_layout.h>
+
 /// Limits of the runtime's kernels, in plain numbers, so that tools without CUDA know which layers are served.
 namespace kvq {
 
@@ -7,6 +9,16 @@ namespace kvq {
 constexpr int kGenericHeadDim = 256;
 /// Whether they support a head_dim: they load eight channels of 16 bits at once.
 constexpr bool is_generic_head_dim(int head_dim) { return head_dim <= kGenericHeadDim && head_dim % 8 == 0; }
+
+/// The rows in bit tiles, if they are linear (serving.h), that a tuned kernel dequantizes.
+constexpr int kLinearHeadDim = 128, kMostLinearRowWords = 16;
+constexpr bool dequantizes_linear(const TileSide& side) {
+  return side.is_bits() && side.head_dim == kLinearHeadDim && side.numbers == 1 && !side.integer_zero &&
+         side.index_bytes == 0 && side.row_words <= kMostLinearRowWords;
+}
+constexpr bool dequantizes_linear(const TileSide& k, const TileSide& v) {
+  return dequantizes_linear(k) && dequantizes_linear(v);
+}
 
 /// Query heads of a KV head that prefill attention is tested with.
 constexpr int kMostPrefillHeads = 16;

@@ -17,10 +17,12 @@ struct LayerFormat {
   int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
   Activation activation = Activation::bf16;
   bool in_bits = false, linear = false;  ///< a side has bit tiles; tuned kernels take those of linear rows
+  bool dequantizes_linear = false;       ///< linear rows that the tuned dequantize takes, without a row of its own
 };
 
 LayerFormat format_of(const LayerPlan& plan, Activation activation) {
   const PageLayout pages = page_layout_of(plan, kTileTokens);
+  const bool linear = has_linear_bit_tiles(plan, pages);
   return {
       .k = side_name(pages.k, has_bfloat_scales(plan.k)),
       .v = side_name(pages.v, has_bfloat_scales(*plan.v)),
@@ -29,7 +31,8 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
       .heads = plan.geometry.queries_per_kv_head(),
       .activation = activation,
       .in_bits = pages.k.is_bits() || pages.v.is_bits(),
-      .linear = has_linear_bit_tiles(plan, pages),
+      .linear = linear,
+      .dequantizes_linear = linear && dequantizes_linear(pages.k, pages.v),
   };
 }
 
@@ -43,6 +46,7 @@ bool fits(const KernelRow& row, const LayerFormat& format) {
 
 KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const KernelRow> tuned) {
   if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
+  if (verb == KernelVerb::dequantize && format.dequantizes_linear) return KernelKind::tuned;
   for (const KernelRow& row : tuned)
     if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
   return is_generic_head_dim(format.k_dim) && is_generic_head_dim(format.v_dim) ? KernelKind::generic

@@ -32,6 +32,11 @@ Status check_cache(const char* verb, const DequantizeVariant& variant, const Pag
   if (!view.ok()) return view;
   if (!variant.tuned)
     if (const Status status = check_row_codes(verb, c, variant.k, variant.v); !status.ok()) return status;
+  if (variant.tuned && variant.k.is_bits())
+    for (const DeviceRotation* rotation : {&c.rotation_k, &c.rotation_v})
+      if (!rotation->linear_rows || !aligned_to_16(rotation->linear_rows))
+        return Status::fail(StatusCode::invalid_argument,
+                            "%s: linear rows: their matrices must not be null, and aligned to 16 bytes", verb);
   const Status k = check_rotation(verb, "k", c.rotation_k, variant.k.head_dim);
   return k.ok() ? check_rotation(verb, "v", c.rotation_v, variant.v.head_dim) : k;
 }

@@ -127,8 +127,9 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
 }
 
 void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
-                             Side which, int row_bits) {
-  const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1;
+                             Side which, int row_words, LinearKernels linear) {
+  if (!linear.decode && !linear.dequantize) return;
+  const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1, row_bits = 32 * row_words;
   const auto d = static_cast<std::size_t>(dim);
   std::vector<float> bases, matrices;
   for (int head = 0; head < entries; ++head) {
@@ -138,23 +139,24 @@ void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const La
     const std::vector<double> inverse = folded ? std::vector<double>() : inverse_matrix(plan.rotation, head, dim);
     matrices.insert(matrices.end(), inverse.begin(), inverse.end());
   }
+  if (linear.dequantize)
+    side.linear_rows = put(linear_dequantize_matrices(matrices, bases, dim, row_words, which == Side::v));
+  if (!linear.decode) return;
   if (which == Side::k) matrices = transposed(matrices, d);
   side.fragments = put(
       which == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, row_bits), dim, row_bits + dim)
                        : matrix_fragments(linear_value_matrices(matrices, bases, dim, row_bits),
-                                          value_places(row_bits / 32) + dim, dim));
+                                          value_places(row_words) + dim, dim));
 }
 
-void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout* linear) {
+void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages, LinearKernels linear) {
   const LayerGeometry& g = plan.geometry;
   const TensorPlan k = folded.k_scales ? without_scales(plan.k) : plan.k;
   Layer layer;
   layer.k = add_side(k, g, folded.k, Side::k, bf16);
   layer.v = add_side(*plan.v, g, folded.v, Side::v, bf16);
-  if (linear) {
-    add_linear(layer.k, k, g, folded.k, Side::k, 32 * linear->k.row_words);
-    add_linear(layer.v, *plan.v, g, folded.v, Side::v, 32 * linear->v.row_words);
-  }
+  add_linear(layer.k, k, g, folded.k, Side::k, pages.k.row_words, linear);
+  add_linear(layer.v, *plan.v, g, folded.v, Side::v, pages.v.row_words, linear);
   layers_.push_back(layer);
 }
 
@@ -189,6 +191,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
         .fragments = at(s.fragments),
         .factors = floats(s.factors),
         .sizes = floats(s.sizes),
+        .linear_rows = at(s.linear_rows),
     };
   };
   const Layer& layer = layers_[i];

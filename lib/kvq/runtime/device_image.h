@@ -27,6 +27,11 @@ struct LayerPointers {
   RowCode code_k = {}, code_v = {};  ///< for reading; write_k and write_v have them, too
 };
 
+/// Which kernels of a layer take linear rows: those of decode and dequantization read matrices of their own.
+struct LinearKernels {
+  bool decode = false, dequantize = false;
+};
+
 /// The constant data that kernels read for some layers: signs or factors, matrices (for reading the cache A^-T of keys
 /// and A^-1 of values, also laid out for tensor cores; for writing A, packed), centers, clip ranks, and what RowCode
 /// points to. Made on the host; all offsets are multiples of 256, so one copy to aligned memory uploads it.
@@ -34,11 +39,12 @@ class DeviceImage {
  public:
   /// @param plan  plan of one rank (see slice()), valid, with values; nothing is folded of a side with centroids
   /// @param bf16  activations are bfloat16, else fp16
-  /// @param linear  pages of the layer, if a tuned decode kernel takes its linear rows: then DeviceRotation::fragments
-  ///                are those of linear_query_matrices() and linear_value_matrices(). Else null
+  /// @param pages   of the layer
+  /// @param linear  with decode, DeviceRotation::fragments are those of linear_query_matrices() and
+  ///                linear_value_matrices(); with dequantize there are DeviceRotation::linear_rows
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
-  void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout* linear = nullptr);
+  void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages = {}, LinearKernels linear = {});
 
   std::span<const std::byte> bytes() const { return bytes_; }
   /// @param i     index of the layer, in the order of add()
@@ -50,6 +56,7 @@ class DeviceImage {
   struct SideOffsets {
     std::optional<std::size_t> signs = {};
     std::optional<std::size_t> matrix = {}, fragments = {};          ///< for reading, in two layouts
+    std::optional<std::size_t> linear_rows = {};                     ///< for reading
     std::optional<std::size_t> factors = {}, sizes = {};             ///< for reading
     std::optional<std::size_t> packed = {};                          ///< for writing
     std::optional<std::size_t> write_factors = {}, row_scales = {};  ///< for writing
@@ -67,9 +74,9 @@ class DeviceImage {
   };
   SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
   void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
-  /// Replaces a side's fragments by those of its linear rows.
+  /// Adds the matrices of a side's linear rows; those of decode replace the side's fragments.
   void add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
-                  int row_bits);
+                  int row_words, LinearKernels linear);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

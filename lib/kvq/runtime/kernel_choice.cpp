@@ -86,6 +86,8 @@ bool decodes_linear_rows(const KernelKey& key) {
   return row && row->k.is_bits();
 }
 
+bool dequantizes_linear_rows(const KernelKey& key) { return key.linear && dequantizes_linear(key.k, key.v); }
+
 DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
   if (const DecodeVariant* row = find_tuned_decode(key, new_tokens)) return *row;
   return generic_decode(generic_format("decode", decode_variants(), key), key.heads, key.bf16);
@@ -100,6 +102,7 @@ WriteVariant choose_write(const KernelKey& key) {
 DequantizeVariant choose_dequantize(const KernelKey& key) {
   if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
     return *row;
+  if (dequantizes_linear_rows(key)) return linear_dequantize({key.k, key.v, key.k_bfloat, key.v_bfloat}, key.bf16);
   return generic_dequantize(generic_format("dequantize", dequantize_variants(), key), key.bf16);
 }
 

@@ -26,7 +26,10 @@ const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens = 1)
 /// Whether that kernel is one for linear rows, which reads other fragments of rotations (DeviceRotation).
 bool decodes_linear_rows(const KernelKey& key);
 
-/// A tuned variant (an entry of variants.json) if there is one, else the generic kernels.
+/// Whether choose_dequantize() takes the kernel for linear rows, which reads DeviceRotation::linear_rows.
+bool dequantizes_linear_rows(const KernelKey& key);
+
+/// A tuned variant (an entry of variants.json, or the one for linear rows) if there is one, else the generic kernels.
 /// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants
 /// @param new_tokens  of a sequence: a variant with rows for all of them, or for as many as any variant has
 DecodeVariant choose_decode(const KernelKey& key, int new_tokens = 1);

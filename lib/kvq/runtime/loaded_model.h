@@ -59,6 +59,11 @@ struct LoadedModel {
   const LoadedLayer* find(int layer) const;
 };
 
+/// What DeviceImage::add() needs to know of a layer's kernels.
+inline LinearKernels linear_kernels(const KernelKey& key) {
+  return {.decode = decodes_linear_rows(key), .dequantize = dequantizes_linear_rows(key)};
+}
+
 /// @throws  Error{usage} for a claim that contradicts itself, Error{check_failed} for an artifact of another model,
 ///          Error{unsupported} for formats that pages do not hold or that have no kernels; each names all faults of its
 ///          kind. Errors of load_artifact()

@@ -92,6 +92,8 @@ Status check_prefill(const PrefillVariant& variant, const DequantizeVariant& row
     return Status::fail(kBad, "prefill: logit_softcap must be 0 or a number above 0");
   const Status cache = check_cache("prefill", rows, p.cache);
   if (!cache.ok() || p.cache.batch == 0) return cache;
+  if (!variant.tuned)  // reads rows with the generic kernel
+    if (const Status status = check_row_codes("prefill", p.cache, rows.k, rows.v); !status.ok()) return status;
   if (p.num_tokens < 0) return Status::fail(kBad, "prefill: num_tokens is %d, expected 0 or more", p.num_tokens);
   if (!p.q_indptr) return Status::fail(kBad, "prefill: q_indptr must not be null");
   const Status numbers = check_numbers("prefill", "q_indptr, prefix_lens, lse_natural and sink_logits",

@@ -4,6 +4,7 @@
 #include <kvq/core/dtype.h>
 #include <kvq/core/error.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
+#include <kvq/runtime/kernels/dequantize/linear_layout.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 
 #include <algorithm>
@@ -217,6 +218,58 @@ std::vector<float> linear_value_matrices(std::span<const float> matrices, std::s
     std::copy_n(rotations.data() + h * dim * dim, dim * dim, of_head + places * dim);
   }
   return all;
+}
+
+std::vector<std::byte> linear_dequantize_matrices(std::span<const float> inverses, std::span<const float> bases,
+                                                  int head_dim, int row_words, bool value) {
+  if (head_dim % LinearRowsLayout::kColumns != 0) return {};
+  const LinearRowsLayout layout{head_dim, row_words};
+  const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(32 * row_words),
+             heads = bases.size() / (dim * bits), bytes = static_cast<std::size_t>(layout.bytes());
+  const std::vector<float> all = rotations_or_identity(inverses, heads, dim);
+  std::vector<std::byte> out(heads * bytes);
+  std::vector<double> of_bits(bits * dim);
+  for (std::size_t h = 0; h < heads; ++h) {
+    const std::span inverse = std::span(all).subspan(h * dim * dim, dim * dim);
+    std::fill(of_bits.begin(), of_bits.end(), 0.0);
+    for (std::size_t c = 0; c < dim; ++c)
+      for (std::size_t x = 0; x < bits; ++x)
+        // A bit matters to a few channels.
+        if (const auto weight = static_cast<double>(bases[(h * dim + c) * bits + x]); weight != 0.0)
+          for (std::size_t i = 0; i < dim; ++i)
+            of_bits[x * dim + i] += weight * static_cast<double>(inverse[c * dim + i]);
+    for (int column = 0; column < head_dim; ++column) {
+      constexpr int kColumns = LinearRowsLayout::kColumns;
+      std::byte* block = out.data() + h * bytes + static_cast<std::size_t>(column / kColumns * layout.block_bytes());
+      const int in_block = column % kColumns;
+      // A row of bits, then of channels: the element, and the column's factor in this part.
+      const auto put_part = [&](int part, int first_turn, int turns, auto element) {
+        double largest = 0.0;
+        const auto for_rows = [&](auto visit) {
+          for (int turn = 0; turn < turns; ++turn)
+            for (int row = 0; row < 32; ++row) visit(turn, row / 16, row % 16);
+        };
+        for_rows([&](int turn, int step, int row) { largest = std::max(largest, std::abs(element(turn, step, row))); });
+        const float factor = power_above(static_cast<float>(largest));
+        std::memcpy(block + layout.factor_offset(part, in_block), &factor, sizeof factor);
+        for_rows([&](int turn, int step, int row) {
+          const std::uint16_t rounded =
+              float_to_f16(static_cast<float>(element(turn, step, row) / static_cast<double>(factor)));
+          std::memcpy(block + LinearRowsLayout::offset(first_turn + turn, step, row, in_block), &rounded,
+                      sizeof rounded);
+        });
+      };
+      const auto i = static_cast<std::size_t>(column);
+      put_part(0, 0, row_words, [&](int turn, int step, int row) {
+        return of_bits[static_cast<std::size_t>(layout.row_bit(value, turn, step, row)) * dim + i];
+      });
+      put_part(1, row_words, head_dim / 32, [&](int turn, int step, int row) {
+        return static_cast<double>(
+            inverse[static_cast<std::size_t>(LinearRowsLayout::row_channel(turn, step, row)) * dim + i]);
+      });
+    }
+  }
+  return out;
 }
 
 }  // namespace kvq

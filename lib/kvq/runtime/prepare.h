@@ -80,4 +80,11 @@ std::vector<float> linear_query_matrices(std::span<const float> matrices, std::s
 std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
                                          int row_bits);
 
+/// What linear rows are dequantized by: Theta^T A^-1 over A^-1, laid out for the kernel. A decoded row is x_rot @ A^-1.
+/// @param inverses  [n, D, D], or empty: x is x_rot
+/// @param bases     [n, D, B]
+/// @return          n times LinearRowsLayout{head_dim, row_words}.bytes(); empty if D is no multiple of 64
+std::vector<std::byte> linear_dequantize_matrices(std::span<const float> inverses, std::span<const float> bases,
+                                                  int head_dim, int row_words, bool value);
+
 }  // namespace kvq

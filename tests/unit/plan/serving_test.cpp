@@ -117,7 +117,7 @@ TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   CHECK(large.no_kernel == "head_dim: supported multiples of 8 up to 256, found 512");
 }
 
-TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows a tuned decode", "[plan]") {
+TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows tuned ones that read", "[plan]") {
   const auto trellis = [](int bits) {
     TensorPlan side;
     side.coder = TrellisCoder{.bits = bits,
@@ -133,9 +133,11 @@ TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows 
   CHECK(cache_format_name(plan) == "w20n2/u2g128i1");
 
   plan = layer(trellis(2), trellis(2));
-  CHECK(kinds(plan) == "tggt");
+  CHECK(kinds(plan) == "tgtt");
   CHECK(cache_format_name(plan) == "w8n1");
-  CHECK(kinds(layer(trellis(2), trellis(2), 128, 8)) == "gggt");
+  CHECK(kinds(layer(trellis(2), trellis(2), 128, 8)) == "ggtt");
+  CHECK(kinds(layer(trellis(3), trellis(1))) == "ggtt");  // no row of decode has its sizes
+  CHECK(kinds(layer(trellis(8), trellis(2))) == "gggt");
   plan.v->centroids = Centroids{.count = 9};
   CHECK(kinds(plan) == "gggt");
   // As many words and numbers, but the entries are no sum of bits.

@@ -156,6 +156,8 @@ TEST_CASE("A tuned kernel for bit tiles takes linear rows with one number, no ot
     CHECK(key.linear == linear);
     CHECK((find_tuned_decode(key) != nullptr) == linear);
     CHECK(decodes_linear_rows(key) == linear);
+    CHECK(dequantizes_linear_rows(key) == linear);
+    CHECK(choose_dequantize(key).tuned == linear);
     expect_agreement(plan, true);
   };
   for (const TensorPlan& good : {trellis, symmetric, one_scale}) {

@@ -487,7 +487,8 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
     const int bits = 32 * pages.k.row_words;
     const auto d = static_cast<std::size_t>(dim);
     DeviceImage image, folded;
-    image.add(plan, {}, true, &pages), folded.add(plan, {.k = true, .v = true}, true, &pages);
+    constexpr LinearKernels kBoth{.decode = true, .dequantize = true};
+    image.add(plan, {}, true, pages, kBoth), folded.add(plan, {.k = true, .v = true}, true, pages, kBoth);
     const LayerPointers p = image.pointers(0, image.bytes().data()), f = folded.pointers(0, folded.bytes().data());
     for (const Side which : kSides) {
       const TensorPlan& side = *plan.side(which);
@@ -503,9 +504,17 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
                                 : matrix_fragments(linear_value_matrices(matrix, basis, dim, bits),
                                                    value_places(bits / 32) + dim, dim);
       };
+      const DeviceRotation& of_folded = which == Side::k ? f.rotation_k : f.rotation_v;
       const std::vector<std::byte> whole = fragments(turned), alone = fragments({});
       CHECK(std::memcmp(rotation.fragments, whole.data(), whole.size()) == 0);
-      CHECK(std::memcmp((which == Side::k ? f.rotation_k : f.rotation_v).fragments, alone.data(), alone.size()) == 0);
+      CHECK(std::memcmp(of_folded.fragments, alone.data(), alone.size()) == 0);
+      const auto rows = [&](const std::vector<float>& matrix) {
+        return linear_dequantize_matrices(matrix, basis, dim, bits / 32, which == Side::v);
+      };
+      const std::vector<std::byte> rows_whole = rows({inverse.begin(), inverse.end()}), rows_alone = rows({});
+      if (rows_whole.empty()) continue;
+      CHECK(std::memcmp(rotation.linear_rows, rows_whole.data(), rows_whole.size()) == 0);
+      CHECK(std::memcmp(of_folded.linear_rows, rows_alone.data(), rows_alone.size()) == 0);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <kvq/codec/codec.h>
 #include <kvq/core/dtype.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
+#include <kvq/runtime/kernels/dequantize/linear_layout.h>
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
 
 #include <catch2/catch.hpp>
@@ -211,4 +212,69 @@ TEST_CASE("Clip ranks and centers are of every head, whatever the rotation's sco
     CHECK(rotated[j] == static_cast<float>(expected));
     CHECK(rotated[64 + j] == rotated[j]);
   }
+}
+
+TEST_CASE("Matrices for the dequantization of linear rows have each bit and channel once", "[runtime]") {
+  for (const bool value : {false, true})
+    for (int words = 1; words <= 16; ++words) {
+      const LinearRowsLayout layout{64, words};
+      std::vector<int> bits(static_cast<std::size_t>(32 * words)), channels(64),
+          elements(static_cast<std::size_t>(layout.bytes()) / 2);
+      for (int turn = 0; turn < layout.turns(); ++turn)
+        for (int row = 0; row < 32; ++row) {
+          const int step = row / 16, of_step = row % 16;
+          if (turn < words)
+            ++bits.at(static_cast<std::size_t>(layout.row_bit(value, turn, step, of_step)));
+          else
+            ++channels.at(static_cast<std::size_t>(layout.row_channel(turn - words, step, of_step)));
+          for (int column = 0; column < 64; ++column)
+            ++elements.at(static_cast<std::size_t>(layout.offset(turn, step, of_step, column)) / 2);
+        }
+      CAPTURE(value, words);
+      CHECK(bits == std::vector<int>(bits.size(), 1));
+      CHECK(channels == std::vector<int>(64, 1));
+      CHECK(std::count(elements.begin(), elements.end(), 1) == layout.turns() * 32 * 64);
+      CHECK(std::count(elements.begin(), elements.end(), 0) == 2 * 2 * 64);  // the factors
+    }
+}
+
+TEST_CASE("Matrices for the dequantization of linear rows are products, rounded after their factors", "[runtime]") {
+  constexpr std::size_t kDim = 128, kHeads = 2, kBits = 96;
+  const std::vector<float> inverses = random_numbers(kHeads * kDim * kDim, 8),
+                           bases = random_numbers(kHeads * kDim * kBits, 9);
+  const bool value = GENERATE(false, true), rotated = GENERATE(false, true);
+  const std::vector<std::byte> all = linear_dequantize_matrices(
+      rotated ? std::span<const float>(inverses) : std::span<const float>(), bases, kDim, kBits / 32, value);
+  const LinearRowsLayout layout{kDim, kBits / 32};
+  REQUIRE(all.size() == kHeads * static_cast<std::size_t>(layout.bytes()));
+  const auto inverse = [&](std::size_t h, std::size_t i, std::size_t j) {
+    return rotated ? static_cast<double>(inverses[(h * kDim + i) * kDim + j]) : i == j ? 1.0 : 0.0;
+  };
+  double wrong = 0.0;
+  for (std::size_t h = 0; h < kHeads; ++h)
+    for (int column = 0; column < static_cast<int>(kDim); ++column) {
+      const std::byte* block = all.data() + h * static_cast<std::size_t>(layout.bytes()) +
+                               static_cast<std::size_t>(column / 64 * layout.block_bytes());
+      for (int turn = 0; turn < layout.turns(); ++turn)
+        for (int row = 0; row < 32; ++row) {
+          std::uint16_t element = 0;
+          float factor = 0.0f;
+          const int part = turn < layout.row_words ? 0 : 1;
+          std::memcpy(&element, block + layout.offset(turn, row / 16, row % 16, column % 64), sizeof element);
+          std::memcpy(&factor, block + layout.factor_offset(part, column % 64), sizeof factor);
+          const auto to = static_cast<std::size_t>(column);
+          double expected = 0.0;
+          if (part == 1) {
+            const int channel = layout.row_channel(turn - layout.row_words, row / 16, row % 16);
+            expected = inverse(h, static_cast<std::size_t>(channel), to);
+          } else {
+            const auto bit = static_cast<std::size_t>(layout.row_bit(value, turn, row / 16, row % 16));
+            for (std::size_t c = 0; c < kDim; ++c)
+              expected += static_cast<double>(bases[(h * kDim + c) * kBits + bit]) * inverse(h, c, to);
+          }
+          wrong = std::max(
+              wrong, std::abs(static_cast<double>(f16_to_float(element)) - expected / static_cast<double>(factor)));
+        }
+    }
+  CHECK(wrong <= 0x1p-12);
 }

@@ -19,7 +19,7 @@ struct DequantizeLaunch {
   int shared_bytes = 0;
 };
 
-/// A tuned variant, one entry of variants.json; or the generic kernel for one format.
+/// A tuned variant, one entry of variants.json; or the kernel of linear rows or the generic one for one format.
 struct DequantizeVariant {
   const char* name = "";
   TileSide k, v;
@@ -31,7 +31,7 @@ struct DequantizeVariant {
   /// exist for the head_dim.
   Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
                      CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< an entry of variants.json; else generic
+  bool tuned = true;  ///< an entry of variants.json, or of linear rows (is_bits()); else generic
 
   CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
   /// Fills `launch` for the current device.

@@ -21,6 +21,8 @@ struct DeviceRotation {
   const float* factors = nullptr;  ///< [H, D] sign / channel_scale, instead of `signs`; with `order`, or null
   const float* sizes = nullptr;    ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
                                    ///< with `matrix`: A is orthogonal, and all are 1
+  /// For dequantization of linear rows: linear_dequantize_matrices(), aligned to 16, or null.
+  const std::byte* linear_rows = nullptr;
 };
 
 }  // namespace kvq

@@ -13,6 +13,9 @@ std::span<const DequantizeVariant* const> dequantize_variants();
 /// The generic variant of one format, for which generic_supports() must be true.
 DequantizeVariant generic_dequantize(const CacheFormat& format, bool bf16);
 
+/// The tuned variant for linear rows of one format, for which dequantizes_linear() must be true.
+DequantizeVariant linear_dequantize(const CacheFormat& format, bool bf16);
+
 /// The format that a caller needs a variant for.
 struct DequantizeKey {
   TileSide k, v;
