@@ -40,7 +40,7 @@ constexpr const char* kSides =
     "  u2g128   affine codes, 2, 3 or 4 bits, groups of 32, 64, 128, ... channels\n"
     "  s2g128   symmetric codes; behind either b: bfloat16 scales, f: fp32;\n"
     "           before these, of u, z: integer zero points\n"
-    "  w8n1     linear rows of 8 words and one scale (decode, write)\n"
+    "  w8n1     linear rows of 8 words and one scale (all verbs)\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";

@@ -104,7 +104,11 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
   const Faults faults;
   p.cache.faults = faults.record();
   p.num_tokens = c.batch * c.chunk, p.max_queries = c.chunk, p.max_keys = c.prefix + c.chunk;
-  p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
+  if (c.rows->k.is_bits())
+    p.cache.rotation_k = linear_rotation(memory, k, c.rows->k, c.rows->k_bfloat, Side::k),
+    p.cache.rotation_v = linear_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
+  else
+    p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * dim;
   p.k_stride = p.v_stride = std::int64_t{c.num_kv_heads} * dim;
   p.workspace = memory.take<std::byte>(static_cast<std::size_t>(launch.workspace_bytes));

@@ -111,10 +111,11 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
   const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
   const auto d = static_cast<std::size_t>(dim);
   const std::vector<double> basis = linear_basis(linear_plan(tiles, bfloat), 0, dim, side, bits);
-  std::vector<float> bases, matrices;
+  std::vector<float> bases, matrices, inverses;
   for (const TensorPlan& plan : rotations.plans) {
     bases.insert(bases.end(), basis.begin(), basis.end());
     const std::vector<double> inverse = inverse_matrix(plan.rotation, 0, dim);
+    inverses.insert(inverses.end(), inverse.begin(), inverse.end());
     for (std::size_t i = 0; i < inverse.size(); ++i)
       matrices.push_back(static_cast<float>(side == Side::k ? inverse[i % d * d + i / d] : inverse[i]));
   }
@@ -125,6 +126,7 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
                       : matrix_fragments(linear_value_matrices(matrices, bases, dim, bits),
                                          value_places(tiles.row_words) + dim, dim);
   rotation.fragments = memory.put(fragments);
+  rotation.linear_rows = memory.put(linear_dequantize_matrices(inverses, bases, dim, tiles.row_words, side == Side::v));
   return rotation;
 }
 
