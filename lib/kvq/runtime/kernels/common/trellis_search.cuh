@@ -129,16 +129,22 @@ struct KnownTrellis {
   /// @param visit  (step, state behind it)
   template <typename Visit>
   __device__ __forceinline__ int before(int state, int begin, int end, Visit visit) const {
+    const auto step_back = [&](int step, const Survivors* of, int i) {
+      visit(step, state);
+      const int dropped = of[state] >> (i * kBits) & kMask;
+      state = state >> kBits | dropped << (kBits * (kMemory - 1));
+    };
 #pragma unroll 1
     for (int first = (end - 1) / kSurvivorSteps * kSurvivorSteps; first > begin - kSurvivorSteps;
          first -= kSurvivorSteps) {
       const Survivors* of = survivors + first / kSurvivorSteps * kStates;
+      if (first >= begin && first + kSurvivorSteps <= end) {
 #pragma unroll
-      for (int i = kSurvivorSteps; i-- > 0;) {
-        if (first + i >= end || first + i < begin) continue;
-        visit(first + i, state);
-        const int dropped = of[state] >> (i * kBits) & kMask;
-        state = state >> kBits | dropped << (kBits * (kMemory - 1));
+        for (int i = kSurvivorSteps; i-- > 0;) step_back(first + i, of, i);
+      } else {
+#pragma unroll 1
+        for (int step = min(end, first + kSurvivorSteps); step-- > max(begin, first);)
+          step_back(step, of, step - first);
       }
     }
     return state;
