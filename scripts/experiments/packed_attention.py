@@ -14,26 +14,35 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class PackedAttention:
-    """Through the packed cache."""
+    """Through the packed cache. Keeps the keys and values of all steps."""
 
     def __init__(self, cache: PackedCache):
         self.cache, self.dtype = cache, DTYPES[cache.activation]
+        self._steps: dict[int, list] = {}  # by layer: keys and values [B, Hkv, n, D] of each step
 
     def __call__(self, module, query, key, value, attention_mask, **_):
         q, k, v = (x.transpose(1, 2).flatten(0, 1).to(self.dtype).contiguous() for x in (query, key, value))
+        self._steps.setdefault(module.layer_idx, []).append((key.to(self.dtype), value.to(self.dtype)))
         out = self.cache.attend(module.layer_idx, q, k, v)
         return out.unflatten(0, (len(query), -1)).to(query.dtype), None
+
+    def rows(self) -> dict[int, tuple]:
+        """Keys and values [B, Hkv, T, D] of each layer."""
+        return {layer: tuple(torch.cat(parts, dim=2) for parts in zip(*steps)) for layer, steps in self._steps.items()}
 
 
 class CodecAttention:
     """One window through the PyTorch codec, all queries at once. Without a candidate: exact."""
 
-    def __init__(self, layers: dict[int, LayerShape], activation: str, candidate=None, chunk: int = 0):
-        """chunk: 0 for decode"""
+    def __init__(self, layers: dict[int, LayerShape], activation: str, candidate=None, chunk: int = 0, rows=None):
+        """chunk: 0 for decode; rows: of PackedAttention, which take the place of the model's own keys and values"""
         self.layers, self.dtype, self.candidate, self.chunk = layers, DTYPES[activation], candidate, chunk
+        self.rows, self.window = rows, 0  # the window that the model gets, an index of rows
 
     def __call__(self, module, query, key, value, attention_mask, **_):
         layer = self.layers[module.layer_idx]
+        if self.rows:
+            key, value = (x[self.window, None, :, : query.shape[2]] for x in self.rows[module.layer_idx])
         q, k, v = (x[0].to(self.dtype).float() for x in (query, key, value))
         exact, arguments = KeysValues(k, v), (layer.scale, layer.sliding_window)
         if self.candidate is None:
