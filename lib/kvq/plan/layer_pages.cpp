@@ -41,6 +41,8 @@ RowNeeds row_needs(const TensorPlan& plan, int dim) {
   return most;
 }
 
+}  // namespace
+
 TileSide tile_side(const TensorPlan& plan, int dim) {
   // Exact rows have no groups, but code divides by group_size: it is head_dim, as in WindowLayout's defaults.
   if (is_exact(plan.coder)) return {dim, 16, dim, 0};
@@ -61,8 +63,6 @@ TileSide tile_side(const TensorPlan& plan, int dim) {
   side.row_words = needs.words;
   return side;
 }
-
-}  // namespace
 
 std::string PageFault::text() const { return fmt::format("{}: supported {}, found {}", what, supported, found); }
 

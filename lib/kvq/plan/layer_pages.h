@@ -35,6 +35,9 @@ bool is_page_size(int tokens);
 /// @throws           Error{unsupported} naming layer, side, what is supported and what was found, all faults at once
 PageLayout page_layout_of(const LayerPlan& plan, int page_size);
 
+/// Tiles of one side's rows in pages. @param plan  valid, and pages hold it
+TileSide tile_side(const TensorPlan& plan, int dim);
+
 /// Bytes that a token and head of a side takes in pages: codes in whole words, scales, minima, and a centroid's index.
 /// @param plan  valid
 int page_row_bytes(const TensorPlan& plan, int dim);

@@ -13,34 +13,42 @@ namespace {
 
 /// What rows of variants.json are compared with.
 struct LayerFormat {
-  std::string k, v;
+  SideFormat k, v;
   int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
   Activation activation = Activation::bf16;
-  bool in_bits = false, linear = false;  ///< a side has bit tiles; tuned kernels take those of linear rows
-  bool dequantizes_linear = false;       ///< linear rows that the tuned dequantize takes, without a row of its own
+  bool dequantizes_linear = false;  ///< linear rows that the tuned dequantize takes, without a row of its own
 };
+
+LayerFormat format_of(const LayerGeometry& geometry, SideFormat k, SideFormat v, Activation activation) {
+  return {
+      .k = std::move(k),
+      .v = std::move(v),
+      .k_dim = geometry.head_dim,
+      .v_dim = geometry.v_head_dim,
+      .heads = geometry.queries_per_kv_head(),
+      .activation = activation,
+  };
+}
+
+SideFormat format_of(const TensorPlan& plan, const TileSide& tiles, int num_kv_heads) {
+  return {side_name(tiles, has_bfloat_scales(plan)),
+          !tiles.is_bits() || has_linear_rows(plan, num_kv_heads, tiles.head_dim)};
+}
 
 LayerFormat format_of(const LayerPlan& plan, Activation activation) {
   const PageLayout pages = page_layout_of(plan, kTileTokens);
-  const bool linear = has_linear_bit_tiles(plan, pages);
-  return {
-      .k = side_name(pages.k, has_bfloat_scales(plan.k)),
-      .v = side_name(pages.v, has_bfloat_scales(*plan.v)),
-      .k_dim = plan.geometry.head_dim,
-      .v_dim = plan.geometry.v_head_dim,
-      .heads = plan.geometry.queries_per_kv_head(),
-      .activation = activation,
-      .in_bits = pages.k.is_bits() || pages.v.is_bits(),
-      .linear = linear,
-      .dequantizes_linear = linear && dequantizes_linear(pages.k, pages.v),
-  };
+  const LayerGeometry& g = plan.geometry;
+  LayerFormat format = format_of(g, format_of(plan.k, pages.k, g.num_kv_heads),
+                                 format_of(*plan.v, pages.v, g.num_kv_heads), activation);
+  format.dequantizes_linear = has_linear_bit_tiles(plan, pages) && dequantizes_linear(pages.k, pages.v);
+  return format;
 }
 
 bool fits(const KernelRow& row, const LayerFormat& format) {
   const auto is = [](std::string_view wanted, std::string_view found) { return wanted.empty() || wanted == found; };
-  const bool can_read = row.verb != KernelVerb::decode || !format.in_bits || format.linear;
-  return can_read && row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k) &&
-         is(row.v, format.v) && (row.heads == 0 || format.heads <= row.heads) &&
+  const bool can_read = row.verb != KernelVerb::decode || (format.k.readable && format.v.readable);
+  return can_read && row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k.name) &&
+         is(row.v, format.v.name) && (row.heads == 0 || format.heads <= row.heads) &&
          is(row.activation, to_string(format.activation));
 }
 
@@ -87,6 +95,15 @@ bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages) {
          (!pages.v.is_bits() || has_linear_rows(*plan.v, g.num_kv_heads, g.v_head_dim));
 }
 
+SideFormat side_format(const TensorPlan& plan, int num_kv_heads, int dim) {
+  return format_of(plan, tile_side(plan, dim), num_kv_heads);
+}
+
+bool has_tuned_decode(const LayerGeometry& geometry, const SideFormat& k, const SideFormat& v, Activation activation,
+                      std::span<const KernelRow> tuned) {
+  return kernel_of(KernelVerb::decode, format_of(geometry, k, v, activation), tuned) == KernelKind::tuned;
+}
+
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned) {
   ServedBy served{.refused = page_faults(plan)};
   if (!served.refused.empty()) return served;
@@ -104,7 +121,7 @@ ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const
 
 std::string cache_format_name(const LayerPlan& plan) {
   const LayerFormat format = format_of(plan, Activation::bf16);
-  return format.k == format.v ? format.k : format.k + "/" + format.v;
+  return format.k.name == format.v.name ? format.k.name : format.k.name + "/" + format.v.name;
 }
 
 }  // namespace kvq

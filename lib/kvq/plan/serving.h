@@ -35,6 +35,19 @@ struct ServedBy {
 /// although names of formats say only sizes.
 bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages);
 
+/// What tuned kernels ask of one side's rows.
+struct SideFormat {
+  std::string name;      ///< side_name()
+  bool readable = true;  ///< no bit tiles, or all rows in them are linear
+  bool operator==(const SideFormat&) const = default;
+};
+/// @param plan  of one side, valid, and pages hold it
+SideFormat side_format(const TensorPlan& plan, int num_kv_heads, int dim);
+
+/// Whether a tuned kernel decodes layers of this shape with such keys and values.
+bool has_tuned_decode(const LayerGeometry& geometry, const SideFormat& k, const SideFormat& v, Activation activation,
+                      std::span<const KernelRow> tuned = kernel_rows());
+
 /// @param plan   valid
 /// @param tuned  the tuned kernels that the runtime has
 ServedBy served_by(const LayerPlan& plan, Activation activation, std::span<const KernelRow> tuned = kernel_rows());

@@ -37,6 +37,11 @@ std::string kinds(const LayerPlan& plan, Activation activation = Activation::bf1
     const KernelKind kind = served_by(plan, activation).by(verb);
     text += kind == KernelKind::tuned ? 't' : kind == KernelKind::generic ? 'g' : '-';
   }
+  if (served_by(plan, activation).is_served()) {
+    const LayerGeometry& g = plan.geometry;
+    CHECK(has_tuned_decode(g, side_format(plan.k, g.num_kv_heads, g.head_dim),
+                           side_format(*plan.v, g.num_kv_heads, g.v_head_dim), activation) == (text[0] == 't'));
+  }
   return text;
 }
 
