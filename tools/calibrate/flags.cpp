@@ -207,7 +207,7 @@ void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
       ->type_name("N")
       ->group(option_group::kBudgets);
   app.add_flag("--report-ablation", outputs.report_ablation,
-               "kvq: also print what each ingredient brings at this budget")
+               "kvq: also print what each ingredient brings at this budget, and what both targets come to")
       ->group(option_group::kBudgets);
 }
 

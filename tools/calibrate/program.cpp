@@ -1,5 +1,6 @@
 #include "calibrate/program.h"
 
+#include "calibrate/ablation.h"
 #include "calibrate/device.h"
 #include "calibrate/outliers.h"
 #include "calibrate/outputs.h"
@@ -138,8 +139,8 @@ std::vector<LayerRotationReport> report_all(const StatsOrigin& origin, Scope sco
 
 void print_results(const Outputs& outputs, const StatsOrigin& origin, const Options& options, const Artifact& artifact,
                    const fs::path& output, Backend& backend) {
-  const auto ablations = outputs.report_ablation ? find_method(options.method).ablate(origin, options, backend)
-                                                 : std::vector<AblationRow>{};
+  const Ablation ablation =
+      outputs.report_ablation ? find_method(options.method).ablate(origin, options, backend) : Ablation{};
   const auto reports =
       outputs.report_rotations ? report_all(origin, options.scope) : std::vector<LayerRotationReport>{};
   const auto outliers = outputs.report_outliers ? find_outliers(origin, options) : std::vector<LayerOutliers>{};
@@ -157,7 +158,10 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
     json["warnings"] = few.empty() ? Json::array() : Json::array({few});
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
     if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
-    if (outputs.report_ablation) json["ablation"] = ablation_json(ablations);
+    if (outputs.report_ablation) {
+      json["ablation"] = ablation_json(ablation.ingredients);
+      json["targets"] = targets_json(ablation.targets);
+    }
     fmt::print("{}\n", json.dump(2));
     return;
   }
@@ -173,7 +177,8 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports, options.scope));
   if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));
-  if (outputs.report_ablation) fmt::print("\n{}", ablation_table(ablations));
+  if (outputs.report_ablation)
+    fmt::print("\n{}\n{}", ablation_table(ablation.ingredients), targets_table(ablation.targets));
 }
 
 bool says_nothing(const CalibrateFlags& flags) { return flags.outputs.quiet || flags.outputs.json; }

@@ -75,6 +75,22 @@ RotationRow mean_row(const LayerRotationReport& report, std::size_t index) {
   return mean;
 }
 
+/// What the target came to; empty if none was asked for.
+std::string target_text(const Json& b) {
+  const std::string result = b.value("target", "");
+  if (result == "kept") {
+    const double cost = b.at("cost"), free = b.at("free_cost");
+    return wrapped("target: ", fmt::format("rows have sizes that tuned kernels decode; with --target free the cost is "
+                                           "{:.4g} ({}).",
+                                           free, format_excess(free / cost - 1.0, 1)));
+  }
+  const char* reason = result == "no_kernels"        ? "no tuned kernel decodes such rows"
+                       : result == "budget_too_low"  ? "rows of tuned kernels are larger than the budget"
+                       : result == "budget_too_high" ? "rows of tuned kernels are smaller than the budget"
+                                                     : nullptr;
+  return reason ? wrapped("target: ", fmt::format("nothing is restricted: {}.", reason)) : "";
+}
+
 }  // namespace
 
 std::string closing_table(const Artifact& artifact, std::int64_t context) {
@@ -163,7 +179,7 @@ Json calibrate_json(const Artifact& artifact, const std::filesystem::path& outpu
     layers.push_back(std::move(row));
   }
   Json json = {
-      {"schema_version", "1.1"},
+      {"schema_version", "1.2"},
       {"tool", "kvq-calibrate " KVQ_VERSION},
       {"output", utf8_text(output.string())},
       {"method", artifact.calibration.method},
@@ -191,35 +207,12 @@ std::string budget_text(const Json& b) {
                                         "best.",
                                         cost, nll ? "nats a token" : "(relative output error)",
                                         b.at("held_out_tokens").get<std::int64_t>(), 100.0 * gap));
+  text += target_text(b);
   if (!nll)
     text += wrapped("",
                     "The dump has no output curvature (dump_qkv.py --curvature): layers are weighted by their relative "
                     "output error, which says little about which layer matters.");
   return text;
-}
-
-std::string ablation_table(const std::vector<AblationRow>& rows) {
-  std::vector<std::vector<std::string>> table = {{"ingredient", "bits", "bytes", "cost", "change"}};
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const BudgetReport& r = rows[i].report;
-    table.push_back({rows[i].ingredient, fmt::format("{:.3f}", r.mean_bits), fmt::format("{:.1f}", r.mean_bytes),
-                     fmt::format("{:.5g}", r.cost),
-                     i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
-  }
-  std::string text = format_table(table, "lrrrr");
-  return text +
-         fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
-                     rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
-}
-
-Json ablation_json(const std::vector<AblationRow>& rows) {
-  Json all = Json::array();
-  for (const AblationRow& row : rows) {
-    Json one = budget_to_json(row.report);
-    one["ingredient"] = row.ingredient;
-    all.push_back(std::move(one));
-  }
-  return all;
 }
 
 }  // namespace kvq

@@ -22,7 +22,5 @@ Json rotation_json(const std::vector<LayerRotationReport>& reports);
 Json calibrate_json(const Artifact& artifact, const std::filesystem::path& output, std::int64_t context);
 
 std::string budget_text(const Json& budget);
-std::string ablation_table(const std::vector<AblationRow>& rows);
-Json ablation_json(const std::vector<AblationRow>& rows);
 
 }  // namespace kvq

@@ -123,8 +123,10 @@ void gtq_settle(const Method& method, Options& options, const GivenOptions& give
   settle_widths(method, options, given);
   settle_budget(options, given);
   if (given.is_on(kJoint)) return settle_joint(options, given);
-  if (options.budget_bits || options.budget_bytes || options.uniform_layout || options.budget_per_layer)
-    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint",
+  const bool has_budget = options.budget_bits || options.budget_bytes;
+  if (has_budget || options.uniform_layout || options.budget_per_layer || given.has("--target"))
+    throw Error{ErrorKind::usage,
+                "--budget-bits, --budget-bytes, --target, --uniform-layout and --budget-per-layer need --joint",
                 "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/methods/size_search.h>
+
 #include <cstdint>
 #include <string>
 
@@ -18,6 +20,8 @@ struct BudgetReport {
   double gap =
       0.0;  ///< cost is at most 1 + gap times that of the best choice among the same candidates (Lagrangian bound)
   std::int64_t tokens = 0;  ///< held out
+  TargetResult target = TargetResult::unasked;
+  double free_cost = 0.0;  ///< if the target is kept: what `cost` would be with Target::free
 };
 
 }  // namespace kvq

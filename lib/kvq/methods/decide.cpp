@@ -35,6 +35,7 @@ void expect_finite_numbers(const Decision& decision) {
   if (decision.budget) {
     expect(decision.budget->cost, "budget: cost of the chosen plans");
     expect(decision.budget->gap, "budget: gap of the chosen plans");
+    expect(decision.budget->free_cost, "budget: cost without the target");
   }
 }
 
@@ -93,15 +94,18 @@ Artifact decide(const Method& method, const StatsSource& source, const DecisionO
 }
 
 Json budget_to_json(const BudgetReport& r) {
-  return {{"unit", r.unit},
-          {"budget", r.budget},
-          {"spent", r.spent},
-          {"mean_bits", r.mean_bits},
-          {"mean_bytes", r.mean_bytes},
-          {"metric", r.metric},
-          {"cost", r.cost},
-          {"gap", r.gap},
-          {"held_out_tokens", r.tokens}};
+  Json json = {{"unit", r.unit},
+               {"budget", r.budget},
+               {"spent", r.spent},
+               {"mean_bits", r.mean_bits},
+               {"mean_bytes", r.mean_bytes},
+               {"metric", r.metric},
+               {"cost", r.cost},
+               {"gap", r.gap},
+               {"held_out_tokens", r.tokens}};
+  if (r.target != TargetResult::unasked) json["target"] = to_string(r.target);
+  if (r.target == TargetResult::kept) json["free_cost"] = r.free_cost;
+  return json;
 }
 
 }  // namespace kvq

@@ -2,13 +2,14 @@
 #include <kvq/methods/joint_budget.h>
 #include <kvq/methods/layer_judge.h>
 #include <kvq/methods/layers.h>
+#include <kvq/methods/size_search.h>
 #include <kvq/plan/layer_pages.h>
-#include <kvq/solve/budget_search.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace kvq {
 
@@ -56,16 +57,14 @@ std::vector<Allocate> allocations(const Bases& bases) {
 
 /// One side of one layer, with the sizes tried.
 struct BudgetUnit {
-  std::size_t layer = 0;
-  Side side = Side::k;
+  SizedSide sized;           ///< moves to Planner::sized_ once all is tried
   double channels = 0.0;     ///< of all heads
   double scale_bytes = 0.0;  ///< of one scale for each head
   double whole_bytes = 0.0;  ///< of pages if codes have the budget's whole bits: rows are whole words
   std::vector<SideBudget> budgets;
   std::vector<Bases> bases;           ///< per budget
   std::vector<OutputChange> changes;  ///< per budget
-  std::vector<Choice> choices;
-  std::vector<double> bits, bytes;  ///< per budget: code bits of a token, bytes of a token
+  std::vector<double> bits, bytes;    ///< per budget: code bits of a token, bytes of a token
 };
 
 /// Mean bits at which a side is tried, around the budget: in steps of 1/4 up to 4, of 1/2 up to 5, then of 1.
@@ -92,11 +91,30 @@ class Planner {
   Planner(const StatsSource& source, const Options& options, const MethodContext& context)
       : source_(source), options_(options), context_(context) {}
 
-  Decision decide() {
-    try_everything();
-    const std::vector<std::size_t> chosen = choose();
-    Decision decision{build(chosen), report_};
-    return decision;
+  /// Tries all sizes. Targets do not differ in what is tried.
+  void try_everything() {
+    for_each_layer(
+        context_.backend, source_.size(), [&](std::size_t i) { return try_layer(i); },
+        [&](std::size_t i, LayerTrials tried) {
+          exact_bytes_of_.push_back(tried.exact_bytes);
+          exact_bytes_ += tried.exact_bytes;
+          if (!tried.units.empty()) metric_ = tried.metric, tokens_ = tried.tokens;
+          for (BudgetUnit& unit : tried.units) {
+            channels_ += unit.channels;
+            scale_bytes_ += unit.scale_bytes, whole_bytes_ += unit.whole_bytes;
+            sized_.push_back(std::move(unit.sized));
+            units_.push_back(std::move(unit));
+          }
+          if (context_.done) context_.done(i);
+        });
+    if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
+    if (joint() && metric_ == "nll") weigh_layers();
+  }
+
+  /// The best of what was tried.
+  Decision decide(Target target) const {
+    const Selection selection = select(target);
+    return {build(selection.chosen), report(selection)};
   }
 
  private:
@@ -144,6 +162,7 @@ class Planner {
   struct Trial {
     Bases bases;
     double bits = 0.0, bytes = 0.0;
+    SideFormat format;
     std::vector<OutputChange> changes;
   };
   Trial trial(const LayerStats& stats, Views& views, const LayerJudge& judge, Side side, const SideBudget& budget,
@@ -152,7 +171,7 @@ class Planner {
     const int dim = stats.geometry.dim(side);
     const double kv_heads = stats.geometry.num_kv_heads;
     return {bases, mean_code_bits(plan) * dim * kv_heads, page_row_bytes(plan, dim) * kv_heads,
-            judge.changes(plan, side)};
+            side_format(plan, stats.geometry.num_kv_heads, dim), judge.changes(plan, side)};
   }
 
   /// Tries the bases at this budget. Returns the trial in which each head has its cheapest basis.
@@ -187,15 +206,15 @@ class Planner {
   /// rates may differ from the best basis at high rates.
   void try_ladder(const LayerStats& stats, const LayerJudge& judge, BudgetUnit& unit) const {
     constexpr std::size_t kParts = 3;
-    Views views(stats, options_, unit.side, context_.backend);
+    const Side side = unit.sized.side;
+    Views views(stats, options_, side, context_.backend);
     const std::size_t steps = unit.budgets.size(), parts = std::min(kParts, steps);
     for (std::size_t part = 0; part < parts; ++part) {
       const std::size_t first = part * steps / parts, end = (part + 1) * steps / parts;
       const std::size_t middle = (first + end) / 2;
-      const Trial best = best_trial(stats, views, judge, unit.side, unit.budgets[middle]);
+      const Trial best = best_trial(stats, views, judge, side, unit.budgets[middle]);
       for (std::size_t i = first; i < end; ++i)
-        add_choice(unit, judge,
-                   i == middle ? best : trial(stats, views, judge, unit.side, unit.budgets[i], best.bases));
+        add_choice(unit, judge, i == middle ? best : trial(stats, views, judge, side, unit.budgets[i], best.bases));
     }
   }
 
@@ -206,8 +225,11 @@ class Planner {
     unit.changes.push_back(total);
     unit.bits.push_back(tried.bits);
     unit.bytes.push_back(tried.bytes);
-    unit.choices.push_back(
+    unit.sized.choices.push_back(
         {weighs_bytes() ? tried.bytes : tried.bits, judge.has_curvature() ? total.curved : total.squared});
+    // Tuned kernels for mixed widths take rows with one scale. Where segments have scales, rows of one segment are the
+    // exception, and no reason to choose them.
+    if (options_.scales == ScaleScope::row) unit.sized.formats.push_back(tried.format);
   }
 
   /// BudgetUnit::whole_bytes.
@@ -240,8 +262,7 @@ class Planner {
     tried.tokens = stats->held_out->count();
     for (const Side side : sides) {
       BudgetUnit unit{
-          .layer = i,
-          .side = side,
+          .sized = {.layer = i, .side = side, .geometry = stats->geometry, .choices = {}, .formats = {}},
           .channels = channels_of(*stats, side),
           .scale_bytes =
               static_cast<double>(scale_bytes(options_.side(side).scale_type)) * stats->geometry.num_kv_heads,
@@ -249,7 +270,6 @@ class Planner {
           .budgets = ladder(*stats, side),
           .bases = {},
           .changes = {},
-          .choices = {},
           .bits = {},
           .bytes = {},
       };
@@ -257,23 +277,6 @@ class Planner {
       tried.units.push_back(std::move(unit));
     }
     return tried;
-  }
-
-  void try_everything() {
-    for_each_layer(
-        context_.backend, source_.size(), [&](std::size_t i) { return try_layer(i); },
-        [&](std::size_t i, LayerTrials tried) {
-          exact_bytes_of_.push_back(tried.exact_bytes);
-          exact_bytes_ += tried.exact_bytes;
-          if (!tried.units.empty()) report_.metric = tried.metric, report_.tokens = tried.tokens;
-          for (BudgetUnit& unit : tried.units) {
-            channels_ += unit.channels;
-            scale_bytes_ += unit.scale_bytes, whole_bytes_ += unit.whole_bytes;
-            units_.push_back(std::move(unit));
-          }
-          if (context_.done) context_.done(i);
-        });
-    if (units_.empty()) throw Error{ErrorKind::usage, "nothing is coded: all layers and sides are exact"};
   }
 
   /// Total size that the budget allows, in the unit of Choice::size.
@@ -290,56 +293,79 @@ class Planner {
   }
 
   /// Searches each layer alone: all layers spend the same, and a layer's keys and values share its budget.
-  BudgetResult search_each_layer() const {
-    BudgetResult all;
+  ChosenSizes search_each_layer(Target target) const {
+    ChosenSizes all;
     for (std::size_t first = 0; first < units_.size();) {
       std::size_t end = first;
       double channels = 0.0, scales = 0.0, whole = 0.0;
-      std::vector<std::vector<Choice>> choices;
-      for (; end < units_.size() && units_[end].layer == units_[first].layer; ++end) {
+      for (; end < units_.size() && sized_[end].layer == sized_[first].layer; ++end)
         channels += units_[end].channels, scales += units_[end].scale_bytes, whole += units_[end].whole_bytes;
-        choices.push_back(units_[end].choices);
-      }
       const double allowed = options_.budget_bits ? allowed_by_bits(channels, scales, whole)
-                                                  : *options_.budget_bytes - exact_bytes_of_[units_[first].layer];
-      const BudgetResult found = search_budget(choices, allowed);
+                                                  : *options_.budget_bytes - exact_bytes_of_[sized_[first].layer];
+      const ChosenSizes found =
+          choose_sizes(std::span(sized_).subspan(first, end - first), allowed, {.target = target});
       all.chosen.insert(all.chosen.end(), found.chosen.begin(), found.chosen.end());
       all.cost += found.cost;
       all.bound += found.bound;
+      all.target = std::max(all.target, found.target);
       first = end;
     }
     return all;
   }
 
-  std::vector<std::size_t> choose() {
-    std::vector<std::size_t> chosen(units_.size(), 0);
-    if (joint() && report_.metric == "nll") weigh_layers();
-    if (joint()) {
-      const BudgetResult found =
-          options_.budget_per_layer
-              ? search_each_layer()
-              : search_budget(options_.uniform_layout ? summed_choices() : own_choices(), allowance());
-      for (std::size_t u = 0; u < units_.size(); ++u)
-        chosen[u] = !options_.uniform_layout    ? found.chosen[u]
-                    : units_[u].side == Side::k ? found.chosen.front()
-                                                : found.chosen.back();
-      report_.gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0;
-    }
-    double bits = 0.0, bytes = exact_bytes_;
+  /// What was chosen of each unit.
+  struct Selection {
+    std::vector<std::size_t> chosen;
+    double gap = 0.0;
+    TargetResult target = TargetResult::unasked;
+    double free_cost = 0.0;  ///< if the target was kept: cost of the best choice without it
+  };
+  Selection select(Target target) const {
+    if (!joint()) return {.chosen = std::vector<std::size_t>(units_.size(), 0)};
+    ChosenSizes found = options_.budget_per_layer
+                            ? search_each_layer(target)
+                            : choose_sizes(sized_, allowance(), {options_.uniform_layout, target});
+    Selection selection{
+        .chosen = std::move(found.chosen),
+        .gap = found.bound > 0.0 ? std::max(0.0, found.cost / found.bound - 1.0) : 0.0,
+        .target = found.target,
+    };
+    if (found.target == TargetResult::kept) selection.free_cost = cost_of(select(Target::free).chosen);
+    return selection;
+  }
+
+  /// Sum over layers and sides in the unit of the report, without the weights of layers.
+  double cost_of(const std::vector<std::size_t>& chosen) const {
+    double cost = 0.0;
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const OutputChange& change = units_[u].changes[chosen[u]];
-      report_.cost += report_.metric == "nll" ? change.curved : change.squared;
-      bits += units_[u].bits[chosen[u]];
-      bytes += units_[u].bytes[chosen[u]];
+      cost += metric_ == "nll" ? change.curved : change.squared;
     }
-    report_.mean_bits = bits / channels_;
-    report_.mean_bytes = bytes / static_cast<double>(source_.size());
-    report_.unit = options_.budget_bytes ? "bytes" : "bits";
-    report_.spent = options_.budget_bytes ? report_.mean_bytes : report_.mean_bits;
-    report_.budget = options_.budget_bits    ? *options_.budget_bits
-                     : options_.budget_bytes ? *options_.budget_bytes
-                                             : report_.spent;
-    return chosen;
+    return cost;
+  }
+
+  BudgetReport report(const Selection& selection) const {
+    double bits = 0.0, bytes = exact_bytes_;
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      bits += units_[u].bits[selection.chosen[u]];
+      bytes += units_[u].bytes[selection.chosen[u]];
+    }
+    BudgetReport result{
+        .unit = options_.budget_bytes ? "bytes" : "bits",
+        .mean_bits = bits / channels_,
+        .mean_bytes = bytes / static_cast<double>(source_.size()),
+        .metric = metric_,
+        .cost = cost_of(selection.chosen),
+        .gap = selection.gap,
+        .tokens = tokens_,
+        .target = selection.target,
+        .free_cost = selection.free_cost,
+    };
+    result.spent = options_.budget_bytes ? result.mean_bytes : result.mean_bits;
+    result.budget = options_.budget_bits    ? *options_.budget_bits
+                    : options_.budget_bytes ? *options_.budget_bytes
+                                            : result.spent;
+    return result;
   }
 
   /// Weighs layers against each other. The curvature gives a second-order forecast of the loss, which overrates some
@@ -356,33 +382,7 @@ class Planner {
     }
     const double mean = std::accumulate(logs.begin(), logs.end(), 0.0) / static_cast<double>(logs.size());
     for (std::size_t u = 0; u < units_.size(); ++u)
-      for (Choice& choice : units_[u].choices) choice.cost *= std::exp((kTrust - 1.0) * (logs[u] - mean));
-  }
-
-  std::vector<std::vector<Choice>> own_choices() const {
-    std::vector<std::vector<Choice>> all;
-    all.reserve(units_.size());
-    for (const BudgetUnit& unit : units_) all.push_back(unit.choices);
-    return all;
-  }
-
-  /// The quantized keys of all layers as one unit, the quantized values of all layers as another, so that all layers
-  /// get equal rows.
-  std::vector<std::vector<Choice>> summed_choices() const {
-    std::vector<std::vector<Choice>> sums(2);
-    for (const BudgetUnit& unit : units_) {
-      auto& sum = sums[index(unit.side)];
-      if (sum.empty()) sum.resize(unit.choices.size());
-      if (sum.size() != unit.choices.size())
-        throw Error{ErrorKind::unsupported, "--uniform-layout: the layers have different head dimensions",
-                    "leave the flag out: each layer then has rows of its own"};
-      for (std::size_t i = 0; i < sum.size(); ++i) {
-        sum[i].size += unit.choices[i].size;
-        sum[i].cost += unit.choices[i].cost;
-      }
-    }
-    std::erase_if(sums, [](const auto& sum) { return sum.empty(); });
-    return sums;
+      for (Choice& choice : sized_[u].choices) choice.cost *= std::exp((kTrust - 1.0) * (logs[u] - mean));
   }
 
   LayerPlan build_layer(std::size_t i, const std::vector<std::size_t>& chosen) const {
@@ -390,11 +390,11 @@ class Planner {
     LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = exact_plan(options_), .v = {}};
     if (stats->has_values) plan.v = exact_plan(options_);
     for (std::size_t u = 0; u < units_.size(); ++u) {
-      if (units_[u].layer != i) continue;
-      Views views(*stats, options_, units_[u].side, context_.backend);
+      if (sized_[u].layer != i) continue;
+      Views views(*stats, options_, sized_[u].side, context_.backend);
       const Bases& bases = units_[u].bases[chosen[u]];
       TensorPlan side = views.of(bases).plan(units_[u].budgets[chosen[u]], allocations(bases), true);
-      (units_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
+      (sized_[u].side == Side::k ? plan.k : *plan.v) = std::move(side);
     }
     validate(plan);
     return plan;
@@ -411,76 +411,29 @@ class Planner {
   const Options& options_;
   const MethodContext& context_;
   std::vector<BudgetUnit> units_;
+  std::vector<SizedSide> sized_;        ///< of each unit
+  std::string metric_;                  ///< see BudgetReport
+  std::int64_t tokens_ = 0;             ///< held out
   double channels_ = 0.0;               ///< of all quantized sides, per token
   double scale_bytes_ = 0.0;            ///< of one scale for each row, of all quantized sides, per token
   double whole_bytes_ = 0.0;            ///< BudgetUnit::whole_bytes, of all quantized sides
   double exact_bytes_ = 0.0;            ///< of all exact sides, per token
   std::vector<double> exact_bytes_of_;  ///< the same for each layer
-  BudgetReport report_;
 };
 
 }  // namespace
 
 Decision decide_with_budget(const StatsSource& source, const Options& options, const MethodContext& context) {
-  return Planner(source, options, context).decide();
+  return std::move(decide_targets(source, options, std::span(&options.target, 1), context).front());
 }
 
-std::vector<AblationRow> ablate(const StatsSource& source, const Options& options, Backend& backend) {
-  // From Block-GTQ as its paper has it, at the same bits in every layer and side, one ingredient after the other.
-  Options o = options;
-  const double bits = options.budget_bits.value_or(2.0);
-  if (options.budget_bytes) {  // equal rows for all
-    const LayerGeometry& g = source.load(0)->geometry;
-    o.k.row_bytes = o.v.row_bytes =
-        static_cast<int>(*options.budget_bytes / (2.0 * g.num_kv_heads)) / kRowWord * kRowWord;
-  }
-  o.budget_bits = o.budget_bytes = std::nullopt;
-  o.uniform_layout = o.budget_per_layer = o.choose_basis = o.choose_transform = o.coder_law = false;
-  o.score = BlockScore::qk_avg;
-  o.k.allocate = Allocate::rope_block;
-  o.v.allocate = Allocate::none;
-  for (SideOptions* side : {&o.k, &o.v}) {
-    side->bits = bits;
-    side->coder = CoderKind::codebook;
-    side->rule = ScaleRule::rms;
-    side->center = false;
-  }
-  std::vector<AblationRow> rows;
-  const auto add = [&](const std::string& name, const Options& with) {
-    rows.push_back({name, *decide_with_budget(source, with, {.backend = backend}).budget});
-  };
-  add("Block-GTQ keys, TQ-MSE values", o);
-  o.k.rule = o.v.rule = ScaleRule::norm;
-  add("+ norm kept", o);
-  if (options.k.center || options.v.center) {
-    o.k.center = options.k.center;
-    o.v.center = options.v.center;
-    add("+ centred", o);
-  }
-  if (options.score != o.score) {
-    o.score = options.score;
-    add(fmt::format("+ score {}", to_string(o.score)), o);
-  }
-  if (options.k.coder != CoderKind::codebook || options.v.coder != CoderKind::codebook) {
-    o.k.coder = options.k.coder;
-    o.v.coder = options.v.coder;
-    add(fmt::format("+ {} codes", to_string(o.k.coder)), o);
-  }
-  if (options.coder_law) {
-    o.coder_law = true;
-    add("+ widths by the coder's own law", o);
-  }
-  if (options.choose_basis) {
-    o.choose_basis = true;
-    o.v.allocate = options.v.allocate;
-    add("+ basis chosen head by head", o);
-  }
-  if (options.choose_transform) {
-    o.choose_transform = true;
-    add("+ transforms chosen head by head", o);
-  }
-  add("+ one budget for layers and sides", options);
-  return rows;
+std::vector<Decision> decide_targets(const StatsSource& source, const Options& options, std::span<const Target> targets,
+                                     const MethodContext& context) {
+  Planner planner(source, options, context);
+  planner.try_everything();
+  std::vector<Decision> decisions;
+  for (const Target target : targets) decisions.push_back(planner.decide(target));
+  return decisions;
 }
 
 }  // namespace kvq

@@ -2,6 +2,7 @@
 
 #include <kvq/compute/backend.h>
 #include <kvq/methods/budget_report.h>
+#include <kvq/methods/held_out_error.h>
 #include <kvq/methods/option_spec.h>
 #include <kvq/stats/layer_stats.h>
 #include <kvq/stats/stats_source.h>
@@ -43,6 +44,22 @@ struct AblationRow {
   BudgetReport report;
 };
 
+/// What a budget comes to with a target.
+struct TargetRow {
+  Target target = Target::runtime;
+  BudgetReport report;
+  double row_bytes = 0.0;  ///< of a coded row in pages, mean
+  int layers = 0;
+  int tuned_layers = 0;  ///< that a tuned kernel decodes, with bfloat16 activations
+  std::optional<HeldOutReport> held_out;
+};
+
+/// What parts of a decision bring.
+struct Ablation {
+  std::vector<AblationRow> ingredients;
+  std::vector<TargetRow> targets;  ///< runtime and free
+};
+
 /// One calibration method: an entry of the registry. Flags, help texts, refusals and the manifest come from its rows of
 /// options; no tool knows a method by name.
 struct Method {
@@ -64,7 +81,7 @@ struct Method {
   /// Pure function from statistics to plans.
   Decision (*decide)(const StatsSource&, const Options&, const MethodContext&);
   /// What each ingredient of the method brings at the budget of `options`. Null: the method has no ablation.
-  std::vector<AblationRow> (*ablate)(const StatsSource&, const Options&, Backend&) = nullptr;
+  Ablation (*ablate)(const StatsSource&, const Options&, Backend&) = nullptr;
 };
 
 std::span<const Method> methods();

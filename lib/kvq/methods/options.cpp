@@ -131,6 +131,7 @@ const char* to_string(BlockScore score) {
 
 const char* to_string(ScaleScope scope) { return scope == ScaleScope::segment ? "segment" : "row"; }
 const char* to_string(Weigh weigh) { return weigh == Weigh::bits ? "bits" : "bytes"; }
+const char* to_string(Target target) { return target == Target::runtime ? "runtime" : "free"; }
 const char* to_string(Mixing mixing) { return mixing == Mixing::haar ? "haar" : "hadamard"; }
 
 const char* to_string(CompositionId composition) { return composition_of(composition).name.c_str(); }

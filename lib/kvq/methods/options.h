@@ -27,6 +27,9 @@ enum class BlockScore { qk_avg, qk_max, qk_product, k_only, q_only, qk_energy_pr
 /// What shares a stored scale in rows of mixed widths: a segment, or the whole row (packing.md, "One scale a row").
 enum class ScaleScope { segment, row };
 
+/// Which sizes of rows a budget chooses among: those that tuned kernels decode, or all (size_search.h).
+enum class Target { runtime, free };
+
 /// What a joint budget in code bits counts: code bits alone, or bytes in pages, which have scales and whole words.
 enum class Weigh { bits, bytes };
 
@@ -79,6 +82,7 @@ struct Options {
   std::optional<double> budget_bits;        ///< joint: average code bits over layers and sides
   std::optional<double> budget_bytes;       ///< joint: bytes a token and layer, average over layers
   Weigh weigh = Weigh::bits;                ///< joint: what budget_bits counts
+  Target target = Target::runtime;          ///< joint: which sizes are chosen among
   bool uniform_layout = false;              ///< joint: equal rows in all layers
   bool budget_per_layer = false;            ///< joint: every layer spends the same, on keys and values together
   bool choose_basis = false;                ///< joint: also try the whole head rotated, head by head
@@ -112,6 +116,7 @@ const char* to_string(BlockScore score);
 const char* to_string(Mixing mixing);
 const char* to_string(ScaleScope scope);
 const char* to_string(Weigh weigh);
+const char* to_string(Target target);
 const char* to_string(CompositionId composition);
 
 }  // namespace kvq

@@ -97,6 +97,15 @@ OptionSpec weigh_option() {
       {.key = "weigh", .when = [](const Options& o) { return o.budget_bits && o.weigh == Weigh::bytes; }});
 }
 
+OptionSpec target_option() {
+  return choice_option<Target>(
+      {"--target", kBudgets,
+       "runtime: choose sizes of rows that tuned kernels decode, where there are any and the budget fits; or free "
+       "[runtime]"},
+      &Options::target, {Target::runtime, Target::free},
+      {.key = "target", .when = [](const Options& o) { return has_budget(o) && o.target == Target::runtime; }});
+}
+
 const char* allocation_flag(Side side) { return side == Side::k ? "--k-allocation" : "--v-allocation"; }
 
 }  // namespace
@@ -132,6 +141,7 @@ std::vector<OptionSpec> budget_options() {
       budget_bits_option(),
       budget_bytes_option(),
       weigh_option(),
+      target_option(),
       toggle_option({"--uniform-layout", kBudgets, "equal rows in all layers"}, &Options::uniform_layout,
                     {.key = "uniform_layout", .when = has_budget}),
       toggle_option(

@@ -38,8 +38,8 @@ SideFormat format_of(const TensorPlan& plan, const TileSide& tiles, int num_kv_h
 LayerFormat format_of(const LayerPlan& plan, Activation activation) {
   const PageLayout pages = page_layout_of(plan, kTileTokens);
   const LayerGeometry& g = plan.geometry;
-  LayerFormat format = format_of(g, format_of(plan.k, pages.k, g.num_kv_heads),
-                                 format_of(*plan.v, pages.v, g.num_kv_heads), activation);
+  LayerFormat format =
+      format_of(g, format_of(plan.k, pages.k, g.num_kv_heads), format_of(*plan.v, pages.v, g.num_kv_heads), activation);
   format.dequantizes_linear = has_linear_bit_tiles(plan, pages) && dequantizes_linear(pages.k, pages.v);
   return format;
 }
