@@ -248,7 +248,8 @@ def test_curvature_counts_in_nats(tmp_path):
         ],
         check=True,
     )
-    artifact = verified(dump, tmp_path / "out", *KVQ)
+    # With the sizes of --target runtime one row lies on the border of two codes, where rounding decides.
+    artifact = verified(dump, tmp_path / "out", *KVQ, "--target", "free")
     budget = budget_of(artifact)
     assert budget["metric"] == "nll" and budget["held_out_tokens"] == 20
     with h5py.File(dump) as file:
