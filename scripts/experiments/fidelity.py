@@ -32,7 +32,8 @@ PRODUCT = ["--center", "kv", "--score", "qk_energy_product", *HADAMARD]
 GTQ_TRELLIS = [*GTQ, *PRODUCT, "--coder", "trellis"]
 EIGENBASIS = ["--v-allocation", "channel"]
 TRELLIS = ["--method", "quarot", "--coder", "trellis", "--center", "kv"]
-KVQ = ["--method", "kvq", "--budget-bits"]
+KVQ = ["--method", "kvq", "--target", "free", "--budget-bits"]
+TUNED = ["--method", "kvq", "--budget-bits"]
 SEGMENTS = ["--scales", "segment", "--weigh", "bits"]
 WINDOWS = ["--sink-tokens", "64", "--recent-tokens", "256"]
 BALANCED = ["--transform", "balanced"]
@@ -109,6 +110,9 @@ ROWS = [
     ("kvq, 2 bits", 23.69, [*KVQ, "2"]),
     ("kvq, 2 bits, uniform layout", 23.92, [*KVQ, "2", "--uniform-layout"]),
     ("kvq, 2.25 bits", 23.23, [*KVQ, "2.25"]),
+    ("sizes of tuned kernels: kvq, 2 bits", None, [*TUNED, "2"]),
+    ("sizes of tuned kernels: kvq, 2.25 bits", None, [*TUNED, "2.25"]),
+    ("sizes of tuned kernels: kvq, 2.5 bits", None, [*TUNED, "2.5"]),
     ("segment scales: kvq, 2 bits, orthogonal", None, [*KVQ, "2", "--transform", "orthogonal", *SEGMENTS]),
     ("segment scales: kvq, 2 bits", 23.39, [*KVQ, "2", *SEGMENTS]),
     ("segment scales: kvq, 2 bits, uniform layout", 23.78, [*KVQ, "2", "--uniform-layout", *SEGMENTS]),
