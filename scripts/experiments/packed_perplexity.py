@@ -89,7 +89,7 @@ def require_gpu(device: str) -> None:
             "run this on a machine with an NVIDIA GPU and a PyTorch that is built for CUDA",
         )
     try:
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.device(device).index or 0)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise unsupported(f"--device {device}: {rt.one_line(error)}") from error
 
