@@ -18,16 +18,16 @@ struct Bundle {
   std::vector<std::vector<std::size_t>> picks;  ///< per choice: the choice of each member
 };
 
-using Sides = std::span<const SizedSide>;
+using SizedSides = std::span<const SizedSide>;
 
-Bundle alone(Sides sides, std::size_t side) {
+Bundle alone(SizedSides sides, std::size_t side) {
   Bundle bundle{{side}, sides[side].choices, {}};
   for (std::size_t i = 0; i < bundle.choices.size(); ++i) bundle.picks.push_back({i});
   return bundle;
 }
 
 /// One side of all layers that have it, each with the same choice.
-Bundle alike(Sides sides, Side which) {
+Bundle alike(SizedSides sides, Side which) {
   Bundle bundle;
   for (std::size_t s = 0; s < sides.size(); ++s) {
     if (sides[s].side != which) continue;
@@ -74,7 +74,7 @@ double sum(const std::vector<Bundle>& bundles, double (*of)(const Bundle&)) {
 
 class Search {
  public:
-  Search(Sides sides, double budget, const SizeRules& rules, std::span<const KernelRow> tuned)
+  Search(SizedSides sides, double budget, const SizeRules& rules, std::span<const KernelRow> tuned)
       : sides_(sides), budget_(budget), rules_(rules), tuned_(tuned) {}
 
   ChosenSizes run() const {
@@ -175,7 +175,7 @@ class Search {
     return sizes;
   }
 
-  Sides sides_;
+  SizedSides sides_;
   double budget_;
   SizeRules rules_;
   std::span<const KernelRow> tuned_;
