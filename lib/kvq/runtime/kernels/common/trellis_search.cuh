@@ -6,8 +6,8 @@
 #include <type_traits>
 
 /// The search of packing.md (d) for the trellises of which the compiler knows the sizes (is_known_trellis()). A lane
-/// has two states, which follow the same states, and keeps the values of their windows in registers. A row takes as
-/// many lanes as that needs, so trellises of few states are searched for several rows at once.
+/// has two states that have the same predecessors, and keeps the values of their windows in registers. So a row takes
+/// half as many lanes as there are states, and a warp searches several rows at once if there are few states.
 namespace kvq::generic {
 
 /// The rows that a warp searches in one call: at most kMostSearched. All are in dynamic shared memory, at so many bytes
@@ -30,13 +30,13 @@ __device__ __forceinline__ std::byte* dynamic_shared(int offset) {
 template <int kBitsArg, int kMemory>
 struct KnownTrellis {
   static constexpr int kBits = kBitsArg, kBranches = 1 << kBits, kStates = 1 << (kBits * kMemory);
-  static constexpr int kFamilies = kStates / kBranches;  ///< a family: the states that follow the same states
+  static constexpr int kFamilies = kStates / kBranches;  ///< a family: the states with the same predecessors
   static constexpr int kLanes = kStates / 2, kRows = searched_at_once(kBits, kMemory);
   static_assert(kBranches >= 4 && kLanes * kRows <= 32);
   using Survivors = SurvivorsOf<kBits>;  ///< of a state in kSurvivorSteps steps: the codes that it dropped
   static constexpr int kMask = kBranches - 1;
 
-  /// Where the cost of a state is: those that lead to one family are neighbors.
+  /// Where the cost of a state is: the predecessors of one family are neighbors.
   static __device__ __forceinline__ int place(int state) { return state % kFamilies * kBranches + state / kFamilies; }
 
   /// The smallest of costs, the first of equal ones.
