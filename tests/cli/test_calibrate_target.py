@@ -86,7 +86,14 @@ def decide(stats, tmp_path_factory):
 
 @pytest.mark.parametrize(
     "flags",
-    [(), ("--budget-bits", 2.25), ("--budget-bytes", 140), ("--uniform-layout",), ("--budget-per-layer",)],
+    [
+        (),
+        ("--budget-bits", 2.25),
+        ("--budget-bits", 2.5),
+        ("--budget-bytes", 140),
+        ("--uniform-layout",),
+        ("--budget-per-layer",),
+    ],
     ids=lambda flags: " ".join(map(str, flags)) or "defaults",
 )
 def test_rows_have_tuned_kernels(decide, flags):
@@ -109,9 +116,10 @@ def test_rows_have_tuned_kernels(decide, flags):
 
 def test_a_free_target_takes_rows_that_no_tuned_kernel_decodes(decide):
     """So the tests of this file compare two targets that decide differently."""
-    free = decide(*FREE)
+    budget = ("--budget-bits", 2.5)
+    free = decide(*budget, *FREE)
     assert not set(words(free).values()) <= tuned_words()
-    assert words(free) != words(decide())
+    assert words(free) != words(decide(*budget))
 
 
 def test_runtime_is_the_default_and_the_bytes_are_the_same_again(stats, tmp_path):
@@ -187,7 +195,7 @@ def test_wrong_words(short):
 
 @pytest.mark.parametrize("target", ["runtime", "free"])
 def test_ablation_compares_both_targets(decide, stats, tmp_path, target):
-    flags = ("--stats", stats, *KVQ, "--target", target, "--layers", "0,4", "--report-ablation")
+    flags = ("--stats", stats, *KVQ, "--target", target, "--budget-bits", 2.5, "--layers", "0,4", "--report-ablation")
     document = json.loads(succeed("kvq-calibrate", *flags, "--json", "--output", tmp_path / "out").stdout)
     written, targets = load_artifact(tmp_path / "out"), document["targets"]
     assert set(targets) == {"runtime", "free", "change_percent"}

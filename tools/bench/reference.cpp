@@ -22,9 +22,9 @@ UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rul
   };
 }
 
-TensorPlan linear_plan(const TileSide& side, bool bfloat, int memory) {
+TensorPlan linear_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
-  TrellisCoder coder{.group_size = 0, .scale_type = number_type_of(side, bfloat)};
+  TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
   const TrellisTaps two[] = {
       {2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}},
       {2, 2, {-0.886770233f, -1.34449962f, 0.717407561f, -0.0397294397f, 0.927222248f, -0.814774881f}},

@@ -23,7 +23,7 @@ inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : Sc
 /// Plan of a single head whose rows are linear (plan/linear_rows.h) and fill the words of a side in bit tiles: trellis
 /// codes of one or two neighboring widths, with one scale a row.
 /// @param memory  of the trellises, 1 to 3; widths with fewer in packing.md have those
-TensorPlan linear_plan(const TileSide& side, bool bfloat, int memory = 1);
+TensorPlan linear_plan(const TileSide& side, bool bfloat, int memory = 1, ScaleRule rule = ScaleRule::norm);
 
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);

@@ -133,8 +133,7 @@ struct Rows {
 TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::mt19937& random) {
   TensorPlan plan;
   if (side.is_bits()) {
-    plan = linear_plan(side, bfloat, c.memory);
-    std::get<TrellisCoder>(plan.coder).rule = c.symmetric_rule;
+    plan = linear_plan(side, bfloat, c.memory, c.symmetric_rule);
     BitAllocation& widths = *plan.allocation;  // of one head
     const BitAllocation one = widths;
     for (int head = 1; head < c.num_kv_heads; ++head) {
