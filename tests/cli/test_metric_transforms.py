@@ -343,7 +343,7 @@ def test_report_of_outliers_does_not_depend_on_the_transform(dump, tmp_path):
         ("--method", "quarot", "--transform", "balanced"),
         ("--method", "oscar", "--transform", "diagonal"),
         ("--method", "block-gtq", "--transform", "klt"),
-        ("--method", "kvq"),
+        ("--method", "kvq", "--transform", "klt"),
         ("--method", "saw-int4", "--random-signs", "--transform-k", "diagonal"),
     ],
     ids=lambda flags: " ".join(flags[1:]),
@@ -354,6 +354,15 @@ def test_predicted_size_is_near_what_is_written(sample, tmp_path, flags):
         succeed("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", "--dry-run", "--json", *flags).stdout
     )
     assert said["artifact_bytes"] == pytest.approx(written, rel=0.1)
+
+
+def test_predicted_size_has_room_for_every_transform_that_may_be_chosen(sample, tmp_path):
+    flags = ("--method", "kvq")
+    written = calibrate(sample, tmp_path / "out", *flags).stat().st_size
+    said = json.loads(
+        succeed("kvq-calibrate", "--model", sample, "--output", tmp_path / "out", "--dry-run", "--json", *flags).stdout
+    )
+    assert written < said["artifact_bytes"] < 1.25 * written
 
 
 # What kvq-inspect says

@@ -58,9 +58,8 @@ struct TransformedTensors : RotationTensors {
 /// Hadamard.
 TransformedTensors rotation_tensors(const Options& options, Side side, int dim) {
   const RotationTensors plain = find_method(options.method).tensors(options, side, dim);
-  // Most keys get klt, most values a rotation without an eigenbasis.
-  if (options.choose_transform && side == Side::v) return {{.matrix = true}};
-  const TransformKind kind = options.choose_transform ? TransformKind::klt : options.side(side).transform;
+  const TransformKind kind =
+      options.choose_transform ? TransformKind::klt : options.side(side).transform;  // the largest that may be chosen
   if (kind == TransformKind::orthogonal) return {plain};
   if (kind == TransformKind::diagonal && !plain.matrix) return {{.signs = plain.signs}, false, true};
   return {{.matrix = true}, true, false};
