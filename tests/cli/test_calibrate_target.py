@@ -142,6 +142,9 @@ def test_tools_say_what_the_target_came_to(stats, tmp_path):
     assert "tuned kernels for w" in kept and "generic, slower" not in kept
     assert "target:" not in said(*FREE)
     assert "target: nothing is restricted: no tuned kernel decodes such rows." in said("--scales", "segment")
+    assert "generic, slower" in said("--budget-bits", 2.5, *FREE)
+    document = json.loads(succeed("kvq-inspect", tmp_path / "out", "--json").stdout)
+    assert document["serving"]["word"] == "tuned and generic"
 
 
 @pytest.mark.parametrize("bits, result", [(1.25, "budget_too_low"), (3, "budget_too_high")])

@@ -264,7 +264,7 @@ def test_verdict(folder, yardsticks):
         r"Error (\S+) of attention's output on held-out data; naive-int4 has (\S+), fp8 (\S+)\.", error
     )
     assert all(is_shown(text, means[name]) for text, name in zip(shown.groups(), ("kvq", "naive-int4", "fp8")))
-    assert said["serving"]["word"] == "tuned and generic" and serving == "Served layers differ, see Serving."
+    assert said["serving"]["word"] == "tuned" and serving == "Served layers differ, see Serving."
     (figure,) = figures(html, "verdict").values()
     assert [row[0] for row in figure.rows()[1:]] == ["fp8", "naive-int4", "kvq"], (
         "most bits first; kivi-2 is no yardstick"
