@@ -47,12 +47,15 @@ ThreadLimit::~ThreadLimit() = default;
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
   prepare_once();
+  // A context of its own: when an outer loop is cancelled, because another body of it failed, this loop still runs to
+  // its end, so that its caller never sees half of the results.
+  oneapi::tbb::task_group_context alone(oneapi::tbb::task_group_context::isolated);
   oneapi::tbb::parallel_for(
       oneapi::tbb::blocked_range<std::int64_t>(0, count, 1),
       [&](const oneapi::tbb::blocked_range<std::int64_t>& range) {
         for (std::int64_t i = range.begin(); i < range.end(); ++i) body(i);
       },
-      oneapi::tbb::simple_partitioner{});
+      oneapi::tbb::simple_partitioner{}, alone);
 }
 
 void isolated_parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
