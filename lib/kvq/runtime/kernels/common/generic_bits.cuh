@@ -284,7 +284,6 @@ __device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const Hea
                                                   const NumberRule& numbers, bool value, int clip_rank, TileOf tile_of,
                                                   TokenOf token_of, int lane) {
   const TileSide& side = numbers.side;
-  // Numbers that are not known of a row: those of no group are 0, because other heads have more.
   const auto put = [&](int row, int number, unsigned bits) {
     store_number(tile_of(row) + number_offset(side, token_of(row), 0, number), side, bits);
   };
