@@ -260,7 +260,13 @@ CodedOutcome decode_coded(const CodedCase& c) {
   p.q = arena.put(q), p.q_stride = q_heads * c.k_dim, p.out = out, p.out_stride = q_heads * c.v_dim;
   p.lse = arena.take<float>(size(tokens * q_heads), 0xFF);
 
-  const DecodeVariant variant = generic_decode(made.format, c.heads, c.bf16);
+  const DecodeVariant* built = nullptr;
+  if (c.tuned) {
+    const CacheFormat& of = made.format;
+    built = find_decode_variant({of.k, of.v, of.k_bfloat, of.v_bfloat, c.heads, c.bf16, p.max_new_tokens});
+    if (!built) return {.failure = "no tuned kernel is built"};
+  }
+  const DecodeVariant variant = built ? *built : generic_decode(made.format, c.heads, c.bf16);
   DecodeLaunch launch;
   Status status = variant.plan(launch);
   if (status.ok()) {

@@ -30,6 +30,7 @@ struct CodedCase {
   int lost = -1;      ///< sequence whose first page has no number
   bool bf16 = true;
   bool linear = false;  ///< rows are linear: dequantize and prefill with the tuned kernels
+  bool tuned = false;   ///< decode with a tuned kernel, which must be built
   unsigned seed = 1;
 };
 

@@ -342,6 +342,40 @@ TEST_CASE("Linear rows of mixed widths, one of heads without bits", "[runtime][g
   CHECK(dequantize_coded(c).fault == static_cast<int>(FaultCode::page));
 }
 
+TEST_CASE("Codebook codes by their tuned kernel", "[runtime][gpu][emulated]") {
+  const int bits = GENERATE(3, 4);
+  for (int rotation = 0; rotation < 3; ++rotation) {
+    CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {90, 1, 0, 40, 5}, .tuned = true};
+    for (const bool value : {false, true}) {
+      // Another codebook for each side, and for each head.
+      TensorPlan& plan = value ? c.v : c.k;
+      plan = plain_plan(3, bits, 128, ScaleType::fp16);
+      auto& coder = std::get<CodebookCoder>(plan.coder);
+      std::vector<float>& table = coder.tables.at(bits);
+      for (float& x : table) x = std::abs(x);
+      std::sort(table.begin(), table.end());
+      for (std::size_t i = 0, n = table.size(); i < n / 2; ++i) table[i] = -table[n - 1 - i];
+      if (value)
+        for (float& x : table) x *= 0.75f;
+      if (rotation == 2) {
+        plan.rotation.scope = Scope::kv_head, coder.per_head = true;
+        const std::vector<float> first = table;
+        for (const float x : first) table.push_back(x * std::abs(x));
+        add_hadamard(plan, 128, 1811);
+      }
+      if (rotation == 1) add_rotation(plan, 128, 1812);
+      add_center(plan, 128, 1813);
+    }
+    if (rotation > 0) c.sink_tokens = 3, c.recent_tokens = 11;
+    c.sink_logits = rotation == 2, c.softcap = rotation == 1 ? 20.0f : 0.0f;
+    c.seed = 1820u + static_cast<unsigned>(rotation);
+    CAPTURE(bits, rotation);
+    check_outcome(decode_coded(c), 2e-3);
+    c.poisoned = 19;
+    check_outcome(decode_coded(c), 2e-3);
+  }
+}
+
 TEST_CASE("Prefill over linear rows", "[runtime][gpu][emulated]") {
   CodedCase c{.k = trellis_plan(), .v = trellis_plan(), .k_dim = 128, .v_dim = 128, .lengths = {145, 0, 17}};
   c.linear = true;

@@ -4,6 +4,7 @@
 
 #include "support/transforms.h"
 
+#include <kvq/plan/table_rows.h>
 #include <kvq/runtime/prepare.h>
 
 #include <algorithm>
@@ -149,6 +150,38 @@ plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVar
     return made;
   };
   cache.rotation_k = of_side(variant.k, c.rotation, false), cache.rotation_v = of_side(variant.v, c.rotation, true);
+  return all;
+}
+
+/// Codebook codes: a codebook of random numbers for each head, symmetric about 0, and its odd sets as a basis.
+plain::PlainBases make_tables(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
+                              std::mt19937& random) {
+  const auto of_side = [&](const TileSide& side, RowCode& code) {
+    const int bits = side.table_bits, half = 1 << (bits - 1), words = plain::linear_bits(side) / 32;
+    std::normal_distribution<float> normal;
+    std::vector<float> weights, bases(static_cast<std::size_t>(c.num_kv_heads * side.head_dim * 32 * words));
+    for (int head = 0; head < c.num_kv_heads; ++head) {
+      std::vector<float> upper(static_cast<std::size_t>(half)), table(static_cast<std::size_t>(2 * half));
+      for (float& x : upper) x = std::abs(normal(random));
+      std::sort(upper.begin(), upper.end());
+      for (int i = 0; i < half; ++i) {
+        table[static_cast<std::size_t>(half + i)] = upper[static_cast<std::size_t>(i)];
+        table[static_cast<std::size_t>(half - 1 - i)] = -upper[static_cast<std::size_t>(i)];
+      }
+      for (const double weight : odd_weights(table)) weights.push_back(static_cast<float>(weight));
+      for (int w = 0; w < words; ++w)
+        for (int i = 0; i < 32; ++i) {
+          const TableWord word = table_word(bits, w);
+          const int row = head * side.head_dim + 32 * word.unit + i;
+          bases[static_cast<std::size_t>((row * words + w) * 32 + i)] =
+              weights[static_cast<std::size_t>(head * odd_sets(bits) + word.set)];
+        }
+    }
+    code.weights = arena.put(weights);
+    return arena.put(bases);
+  };
+  plain::PlainBases all;
+  all.k = of_side(variant.k, cache.code_k), all.v = of_side(variant.v, cache.code_v);
   return all;
 }
 
@@ -300,7 +333,10 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     p.cache.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
   plain::PlainBases bases;
-  if (variant.k.is_bits()) bases = make_linear(arena, c, variant, p.cache, random);
+  if (variant.k.table_bits > 0)
+    bases = make_tables(arena, c, variant, p.cache, random);
+  else if (variant.k.is_bits())
+    bases = make_linear(arena, c, variant, p.cache, random);
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));

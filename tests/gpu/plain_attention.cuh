@@ -2,6 +2,7 @@
 
 #include "case_windows.cuh"
 
+#include <kvq/plan/table_layout.h>
 #include <kvq/runtime/kernels/decode/params.h>
 
 #include <cuda_bf16.h>
@@ -123,7 +124,12 @@ __device__ void round_query(Float* row, int dim, Float most) {
 constexpr int kMostRowBits = 1024;
 constexpr float kLinearQuery = 8191;  ///< largest integer of a query for linear rows, of DecodeTraits::kPlanes bits
 
-/// Theta [Hkv, D, B] of the linear rows of both sides, else null.
+/// Numbers that a row of a side in bit tiles is linear in: its bits, or of codebook codes x of all odd sets.
+__host__ __device__ inline int linear_bits(const TileSide& side) {
+  return 32 * (side.table_bits > 0 ? table_words(side.table_bits) : side.row_words);
+}
+
+/// Theta [Hkv, D, linear_bits()] of the rows in bit tiles of both sides, else null.
 struct PlainBases {
   const float *k = nullptr, *v = nullptr;
 };
@@ -131,7 +137,7 @@ struct PlainBases {
 /// A query for the bits of linear keys: q Theta. @param scratch  [kMostRowBits]
 template <typename Float>
 __device__ void query_of_bits(const Float* row, Float* scratch, const float* basis, int head, const TileSide& side) {
-  const int bits = 32 * side.row_words;
+  const int bits = linear_bits(side);
   for (int x = static_cast<int>(threadIdx.x); x < bits; x += static_cast<int>(blockDim.x)) {
     Float sum = 0;
     for (int c = 0; c < side.head_dim; ++c)
@@ -140,12 +146,25 @@ __device__ void query_of_bits(const Float* row, Float* scratch, const float* bas
   }
   __syncthreads();
 }
-/// Bit x of a linear row, +1/2 or -1/2.
+/// Number x of linear_bits() of a row, +1/2 or -1/2.
 template <typename Float>
 __device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* tile, int token, int x) {
-  const int offset =
-      is_value ? value_byte_offset(side, token, x / 8) : key_word_offset(side, token, x / 32) + x % 32 / 8;
-  return static_cast<int>(tile[offset]) >> x % 8 & 1 ? Float(0.5) : Float(-0.5);
+  const auto stored = [&](int bit) {
+    const int offset =
+        is_value ? value_byte_offset(side, token, bit / 8) : key_word_offset(side, token, bit / 32) + bit % 32 / 8;
+    return static_cast<int>(tile[offset]) >> bit % 8 & 1;
+  };
+  int bit = 0;
+  if (side.table_bits > 0) {
+    const BitSegment all{side.table_bits, 0, side.head_dim, 0};
+    const TableWord word = table_word(side.table_bits, x / 32);
+    for (int i = 0; i < side.table_bits; ++i)
+      if (odd_set(side.table_bits, word.set) >> i & 1)
+        bit ^= stored((is_value ? value_bit : key_bit)(all, 32 * word.unit + x % 32, i));
+  } else {
+    bit = stored(x);
+  }
+  return bit ? Float(0.5) : Float(-0.5);
 }
 
 /// A new token of a call.
@@ -232,7 +251,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
   __shared__ Float bits_of_query[kMostRowBits], sums_of_bits[kMostRowBits];
   const bool linear = layout.k.is_bits();
   if (linear) query_of_bits(row, bits_of_query, bases.k, head, layout.k);
-  if (std::is_same_v<Float, float> && linear) round_query(bits_of_query, 32 * layout.k.row_words, Float(kLinearQuery));
+  if (std::is_same_v<Float, float> && linear) round_query(bits_of_query, linear_bits(layout.k), Float(kLinearQuery));
   if (std::is_same_v<Float, float> && !linear && !layout.k.exact()) round_query(row, dim, Float(32512));
   Float* mine = scores + (static_cast<std::int64_t>(token) * p.num_q_heads + query_head) * max_length;
   bool any = false;
@@ -244,7 +263,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
     Float sum = 0;
     if (linear && !test::case_tokens(p.cache, b).is_exact(t)) {
       const std::byte* tile = tile_of(p, layout, b, head, t, false);
-      for (int x = 0; x < 32 * layout.k.row_words; ++x)
+      for (int x = 0; x < linear_bits(layout.k); ++x)
         sum += bits_of_query[x] * row_bit<Float>(layout.k, false, tile, t % kTileTokens, x);
       sum *= number_of<Float>(layout.k, bfloat_k, tile, t % kTileTokens, 0, 0);
     } else
@@ -267,7 +286,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
   sum += tokens;
   const bool rounds = std::is_same_v<Float, float> && p.cache.rotation_v.factors && has_tuned_weights(layout.v);
   if (linear) {
-    for (int x = thread; x < 32 * layout.v.row_words; x += threads) {
+    for (int x = thread; x < linear_bits(layout.v); x += threads) {
       sums_of_bits[x] = 0;
       for (int t = 0; t < length; ++t) {
         if (!plain_sees(p, token, of, t) || test::case_tokens(p.cache, b).is_exact(t)) continue;
@@ -280,9 +299,9 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
   }
   for (int c = thread; c < v_dim; c += threads) {
     Float value = 0;
-    for (int x = 0; linear && x < 32 * layout.v.row_words; ++x)
+    for (int x = 0; linear && x < linear_bits(layout.v); ++x)
       value += sums_of_bits[x] *
-               static_cast<Float>(bases.v[(static_cast<std::int64_t>(head) * v_dim + c) * 32 * layout.v.row_words + x]);
+               static_cast<Float>(bases.v[(static_cast<std::int64_t>(head) * v_dim + c) * linear_bits(layout.v) + x]);
     for (int t = 0; t < length; ++t)
       if (plain_sees(p, token, of, t) && (!linear || test::case_tokens(p.cache, b).is_exact(t)))
         value += mine[t] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, true);

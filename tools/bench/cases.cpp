@@ -105,7 +105,8 @@ ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
 std::string rotation_name(const WriteCase& c) {
   const std::string rotation =
       c.dense ? c.transform ? "transform" : "dense" : fmt::format("{}{}", c.order, c.transform ? " scaled" : "");
-  if (c.variant->k.is_bits() || c.variant->v.is_bits()) return fmt::format("{}, memory {}", rotation, c.memory);
+  const auto is_linear = [](const TileSide& side) { return side.is_bits() && side.table_bits == 0; };
+  if (is_linear(c.variant->k) || is_linear(c.variant->v)) return fmt::format("{}, memory {}", rotation, c.memory);
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 

@@ -6,6 +6,7 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/plan/table_rows.h>
 #include <kvq/runtime/prepare.h>
 
 #include <fmt/format.h>
@@ -131,7 +132,14 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  if (variant.k.is_bits())
+  if (variant.k.table_bits > 0) {
+    const auto weights = [&](const TileSide& side, bool bfloat) {
+      return memory.put(table_weights(bit_plan(side, bfloat), c.num_kv_heads, side.head_dim));
+    };
+    p.cache.code_k.weights = weights(variant.k, variant.k_bfloat);
+    p.cache.code_v.weights = weights(variant.v, variant.v_bfloat);
+  }
+  if (variant.k.is_bits() && variant.k.table_bits == 0)
     p.cache.rotation_k = linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k),
     p.cache.rotation_v = linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v);
   else

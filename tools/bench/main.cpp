@@ -41,6 +41,7 @@ constexpr const char* kSides =
     "  s2g128   symmetric codes; behind either b: bfloat16 scales, f: fp32;\n"
     "           before these, of u, z: integer zero points\n"
     "  w8n1     linear rows of 8 words and one scale (all verbs)\n"
+    "  w12n1t3  codebook codes, 3 bits; w16n1t4: 4 bits (decode, write)\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";

@@ -104,7 +104,7 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
   const Faults faults;
   p.cache.faults = faults.record();
   p.num_tokens = c.batch * c.chunk, p.max_queries = c.chunk, p.max_keys = c.prefix + c.chunk;
-  if (c.rows->k.is_bits())
+  if (c.rows->k.is_bits() && c.rows->k.table_bits == 0)
     p.cache.rotation_k = linear_rotation(memory, k, c.rows->k, c.rows->k_bfloat, Side::k),
     p.cache.rotation_v = linear_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
   else

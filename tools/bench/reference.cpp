@@ -22,7 +22,33 @@ UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rul
   };
 }
 
-TensorPlan linear_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
+namespace {
+
+/// Codebook codes with the entries that Lloyd and Max found for a normal number (Max, Quantizing for minimum distortion,
+/// table I).
+TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
+  const std::vector<float> upper =
+      side.table_bits == 3
+          ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
+          : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
+  std::vector<float> table(upper.rbegin(), upper.rend());
+  for (float& x : table) x = -x;
+  table.insert(table.end(), upper.begin(), upper.end());
+  TensorPlan plan;
+  plan.coder = CodebookCoder{
+      .bits = side.table_bits,
+      .group_size = side.head_dim,
+      .rule = rule,
+      .scale_type = number_type_of(side, bfloat),
+      .tables = {{side.table_bits, table}},
+  };
+  return plan;
+}
+
+}  // namespace
+
+TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
+  if (side.table_bits > 0) return table_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
   const TrellisTaps two[] = {
@@ -71,7 +97,7 @@ StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Si
       numbers_(static_cast<std::size_t>(side_.groups() * side_.numbers)),
       codes_(row_.size()) {
   if (!side_.is_bits()) return;
-  const TensorPlan plan = linear_plan(side_, bfloat_);
+  const TensorPlan plan = bit_plan(side_, bfloat_);
   codec_.emplace(plan, 0, side_.head_dim), segments_ = bit_segments(plan, 0, side_.head_dim);
 }
 

@@ -110,7 +110,7 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
                                Side side) {
   const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
   const auto d = static_cast<std::size_t>(dim);
-  const std::vector<double> basis = linear_basis(linear_plan(tiles, bfloat), 0, dim, side, bits);
+  const std::vector<double> basis = linear_basis(bit_plan(tiles, bfloat), 0, dim, side, bits);
   std::vector<float> bases, matrices, inverses;
   for (const TensorPlan& plan : rotations.plans) {
     bases.insert(bases.end(), basis.begin(), basis.end());

@@ -25,7 +25,7 @@ HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim
 /// Uploads the rotations in the form that kernels that read a cache take.
 DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations);
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations);
-/// Likewise for linear rows (linear_plan()) of a side in bit tiles, for decode and prefill.
+/// Likewise for linear rows (bit_plan()) of a side in bit tiles, for decode and prefill.
 DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
                                Side side);
 

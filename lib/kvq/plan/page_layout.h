@@ -30,6 +30,8 @@ struct TileSide {
   bool integer_zero = false;  ///< the second number is a zero point, so x = (code - zero) * scale
   int row_words = 0;          ///< bit tiles: words of 32 bits of a row
   int index_bytes = 0;        ///< of the index of a token's centroid: 0, 1 or 2
+  int table_bits = 0;         ///< bit tiles: 3 or 4 if rows are one group of codebook codes that tuned kernels read
+                              ///< (table_rows.h), else 0. No place depends on it.
 
   KVQ_HD constexpr bool exact() const { return bits == 16; }
   KVQ_HD constexpr bool is_bits() const { return bits == 0; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 
 namespace kvq {
@@ -87,8 +88,13 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
-    if (variant.tuned && variant.k.is_bits() && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
+    if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0 &&
+        (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: linear rows need `fragments`, aligned to 16 bytes", side);
+  for (const auto& [side, tile, code] :
+       {std::tuple{"k", &variant.k, &p.cache.code_k}, std::tuple{"v", &variant.v, &p.cache.code_v}})
+    if (variant.tuned && tile->table_bits > 0 && !code->weights)
+      return Status::fail(kBad, "decode: %s: codebook codes need `weights`", side);
   if (!variant.tuned)
     if (const Status status = check_row_codes("decode", p.cache, variant.k, variant.v); !status.ok()) return status;
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)

@@ -82,6 +82,7 @@ void DeviceImage::add_code(SideOffsets& side, const TensorPlan& plan, int num_kv
   const RowCodeData data = row_code_data(plan, num_kv_heads, dim);
   side.code = data.values;
   side.code_heads = put(data.heads), side.code_tables = put(data.tables);
+  side.code_weights = put(data.weights);
   side.centroids = put(data.centroids), side.rotated_centroids = put(data.rotated_centroids);
 }
 
@@ -167,6 +168,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
   const auto code = [&](const SideOffsets& s) {
     RowCode all = s.code;
     all.heads = reinterpret_cast<const HeadRows*>(at(s.code_heads)), all.tables = floats(s.code_tables);
+    all.weights = floats(s.code_weights);
     all.centroids = floats(s.centroids), all.rotated_centroids = floats(s.rotated_centroids);
     return all;
   };

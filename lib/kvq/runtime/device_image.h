@@ -66,7 +66,7 @@ class DeviceImage {
     int order = 0;  ///< of Hadamard blocks; 0 = none
     bool per_head = false;
     ScaleRule rule = ScaleRule::minmax;
-    std::optional<std::size_t> code_heads = {}, code_tables = {}, centroids = {}, rotated_centroids = {};
+    std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, centroids = {}, rotated_centroids = {};
     RowCode code = {};  ///< without pointers
   };
   struct Layer {

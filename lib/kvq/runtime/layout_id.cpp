@@ -5,6 +5,16 @@
 
 namespace kvq {
 
+namespace {
+
+/// What is stored, whichever kernels read it.
+std::string stored_name(TileSide side, bool bfloat) {
+  side.table_bits = 0;
+  return side_name(side, bfloat);
+}
+
+}  // namespace
+
 std::string layout_text(const LoadedModel& model) {
   // The artifact's hash stands for rotations, centers, clips and the rules of scales.
   std::string text =
@@ -14,8 +24,8 @@ std::string layout_text(const LoadedModel& model) {
     const PageLayout& pages = layer.pages;
     text += fmt::format("layer {}: KV heads {} from {}, k {} {}, v {} {}, sink rows {}, ring rows {}\n",
                         layer.plan.layer, pages.num_kv_heads, layer.heads.first_kv, pages.k.head_dim,
-                        side_name(pages.k, layer.key.k_bfloat), pages.v.head_dim,
-                        side_name(pages.v, layer.key.v_bfloat), layer.windows.sinks.rows, layer.windows.rings.rows);
+                        stored_name(pages.k, layer.key.k_bfloat), pages.v.head_dim,
+                        stored_name(pages.v, layer.key.v_bfloat), layer.windows.sinks.rows, layer.windows.rings.rows);
   }
   return text;
 }

@@ -2,6 +2,7 @@
 #include <kvq/codec/row_codec.h>
 #include <kvq/core/error.h>
 #include <kvq/plan/layer_pages.h>
+#include <kvq/plan/table_rows.h>
 #include <kvq/runtime/row_code_data.h>
 
 #include <algorithm>
@@ -100,6 +101,7 @@ RowCodeData row_code_data(const TensorPlan& plan, int num_kv_heads, int dim) {
     for (int head = 0; head < num_kv_heads; ++head)
       data.heads.push_back(head_rows(plan, head, dim, tables, data.values.search_bytes));
     data.tables = tables.take();
+    data.weights = table_weights(plan, num_kv_heads, dim);
     data.values.one_scale = plan.allocation && plan.allocation->has_row_scale();
   }
   if (plan.centroids) {

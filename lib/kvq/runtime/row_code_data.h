@@ -13,6 +13,7 @@ namespace kvq {
 struct RowCodeData {
   std::vector<HeadRows> heads = {};   ///< [num_kv_heads], or empty for code tiles and exact rows
   std::vector<float> tables = {};     ///< of all heads; equal tables once
+  std::vector<float> weights = {};    ///< RowCode::weights
   std::vector<float> centroids = {};  ///< [H, C, D], or empty
   std::vector<float> rotated_centroids = {};
   RowCode values = {};  ///< the parameters that are no arrays

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/page_layout.h>
+#include <kvq/plan/table_layout.h>
 
 namespace kvq {
 
@@ -11,7 +12,7 @@ namespace kvq {
 template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
 struct SideTraits {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false;
   KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kGroupParamsArg}; }
   static constexpr bool kExact = kBits == 16;
   static constexpr bool kAffine = kGroupParams == 2;
@@ -33,7 +34,7 @@ struct SideTraits {
 template <int kDim, int kRowWordsArg, bool kBfloatArg = false>
 struct LinearSideTraits {
   static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kExact = false, kAffine = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kExact = false, kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {.head_dim = kDim, .bits = 0, .group_size = kDim, .numbers = 1, .row_words = kRowWordsArg};
   }
@@ -47,6 +48,29 @@ struct LinearSideTraits {
   static constexpr int kChunks = (kRowWords + 7) / 8;  ///< products of keys: the last may have four words and a rest
   /// Of values: pairs of a lane's words, for 16 bytes of a row. Of a rest, not all bytes of the last pair are there.
   static constexpr int kPairs = (kRowWords + 3) / 4;
+};
+
+/// The format of one side in bit tiles whose rows are one group of codebook codes: a channel is the row's scale times a
+/// weighted sum of odd sets of its code's bits (table_layout.h).
+template <int kDim, int kBitsArg, bool kBfloatArg = false>
+struct TableSideTraits {
+  static_assert(kDim == kTableHeadDim && has_table_kernels(kBitsArg));
+  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kExact = false, kAffine = false;
+  KVQ_HD static constexpr TileSide side() {
+    return {
+        .head_dim = kDim,
+        .bits = 0,
+        .group_size = kDim,
+        .numbers = 1,
+        .row_words = kDim * kBits / 32,
+        .table_bits = kBits,
+    };
+  }
+  static constexpr int kGroups = 1;
+  static constexpr int kSets = odd_sets(kBits), kWords = table_words(kBits);  ///< words that keys are multiplied by
+  static constexpr int kChunks = kWords / 8;  ///< products of keys; of three bits the last has words 8 + t and 12 + t
+  static constexpr int kLongChunks = kBits == 3 ? 1 : kChunks;
 };
 
 }  // namespace kvq

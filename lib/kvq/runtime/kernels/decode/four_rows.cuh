@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/linear_rows.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
+#include <kvq/runtime/kernels/decode/table_rows.cuh>
 
 /// How a consumer warp attends with up to four rows, by integer tensor cores:
 ///
@@ -57,8 +58,8 @@ struct FourRowsState {
   }
 };
 
-/// Sums of the exact tokens of linear rows, in channels, where `out` has those of the coded ones, in bits. There are
-/// few exact tokens, so these sums lie in shared memory, each lane's for itself, and take no registers.
+/// Sums of the exact tokens of bit tiles, in channels, where `out` has those of the coded ones, in bits or in another
+/// order of channels. There are few exact tokens, so these sums lie in shared memory, each lane's for itself, and take no registers.
 template <typename T>
 struct FourRowsExact {
   float2* sums;  ///< of the lane: channels g and g + 8 of channel block b at sums[32 b]; then `reference`, 0
@@ -187,6 +188,9 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     if constexpr (T::kLinear)
       linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
                        scores[2 * u + 1]);
+    else if constexpr (T::kTable)
+      table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
+                      scores[2 * u + 1]);
     else
       four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
   const int row = lane & 3;
@@ -220,13 +224,13 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
   }
 
   constexpr int kLaneWords = [] {
-    if constexpr (T::kLinear)
-      return 1;  // linear rows load words where they use them
+    if constexpr (T::kBitTiles)
+      return 1;  // bit tiles load words where they use them
     else
       return 2 * Side::kWords;
   }();
   unsigned words[kTiles][kLaneWords];
-  if constexpr (!T::kLinear) {
+  if constexpr (!T::kBitTiles) {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
   }
@@ -277,6 +281,9 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     }
     if constexpr (T::kLinear) {
       add_linear_values<T>(values, columns, weight_scale, lane, state.out);
+      continue;
+    } else if constexpr (T::kTable) {
+      add_table_values<T>(values, columns, weight_scale, operand.value_weights, lane, state.out);
       continue;
     } else {
       // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If
@@ -343,8 +350,8 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
   exchange(part_of(weight, false), part_of(weight, true), lane, even, odd);
   const unsigned column = __byte_perm(even, odd, 0x5410);
   // Values that no row sees may be anything. Those that only some rows see are finite, or make the others NaN, too.
-  float keep = 1.0f;  // of linear rows: factor of the sums so far
-  if constexpr (T::kLinear) keep = exact.factor(state.reference), exact.reference() = state.reference;
+  float keep = 1.0f;  // of bit tiles: factor of the sums so far
+  if constexpr (T::kBitTiles) keep = exact.factor(state.reference), exact.reference() = state.reference;
   const int position = first + 2 * t;
   unsigned mask = ~0u;
   if (first < begin || first + T::kExactTokens > end)
@@ -358,7 +365,7 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
     for (int i = 0; i < 2; ++i) {
       float c[4] = {};
       ptx::mma_m16n8k8_bf16(c, a[2 * i] & mask, a[2 * i + 1] & mask, column);
-      if constexpr (T::kLinear) {
+      if constexpr (T::kBitTiles) {
         float2& sum = exact.sums[32 * (2 * pair + i)];
         sum = make_float2(fmaf(sum.x, keep, c[0] + c[1]), fmaf(sum.y, keep, c[2] + c[3]));
       } else {
@@ -376,11 +383,16 @@ struct FourRows {
   using Side = typename T::VSide;
   FourRowsQuery<T> query;
   FourRowsState<T> state;
+  float half_weights;  ///< of codebook codes: half the sum of the values' weights
 
   /// Begins a work tile.
   __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
     query.load(operand, lane);
     state.reset();
+    if constexpr (T::kTable) {
+      half_weights = 0.0f;
+      for (int i = 0; i < Side::kSets; ++i) half_weights += 0.5f * operand.value_weights[i];
+    }
   }
   __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
@@ -406,6 +418,8 @@ struct FourRows {
     }
     if constexpr (T::kLinear) {
       finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
+    } else if constexpr (T::kTable) {
+      for (auto& block : state.out) block[0] -= half_weights * state.offsets[0], block[1] -= half_weights * state.offsets[0];
     } else if constexpr (!T::kExact) {
 #pragma unroll
       for (int block = 0; block < T::kChannelBlocks; ++block)
@@ -423,7 +437,7 @@ struct FourRows {
 #pragma unroll
       for (int i = 0; i < 2; ++i) f(lane & 3, 16 * block + 8 * i + (lane >> 2), state.out[block][i]);
   }
-  /// Likewise for the sums of exact tokens of linear rows, in channels.
+  /// Likewise for the sums of exact tokens of bit tiles, in channels.
   template <typename F>
   __device__ __forceinline__ void for_each_exact_value(const FourRowsExact<T>& exact, int lane, F f) const {
     const float factor = exact.factor(state.reference);

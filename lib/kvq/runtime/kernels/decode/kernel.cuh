@@ -114,14 +114,14 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), next_parity);
       if (++next_buffer == T::kQueryBuffers) next_buffer = 0, next_parity ^= 1;
       attention.begin(shared.operands[buffer], lane);
-      if constexpr (T::kLinear) exact_of<T>(shared, warp, lane).reset();
+      if constexpr (T::kBitTiles) exact_of<T>(shared, warp, lane).reset();
     }
 
     // 3. A KV chunk, or none: an empty stage has flags only.
     if (!T::kExact && (info.flags & kStageCoded)) {
       if constexpr (!T::kExact) attention.attend_coded(p, shared.stages[stage], info, shared.operands[buffer], lane);
     } else if (info.flags & kStageExact) {
-      if constexpr (T::kLinear)
+      if constexpr (T::kBitTiles)
         attention.attend_exact(p, shared.stages[stage], info, shared.operands[buffer], exact_of<T>(shared, warp, lane),
                                lane);
       else if constexpr (T::kManyRows)

@@ -17,6 +17,19 @@
 /// neighboring bytes of the row (bit_of_place()).
 namespace kvq::decode {
 
+/// The product of a token's bits with the integers of a query, of the counts of its planes.
+/// @param i  0 for token g, 1 for g + 8
+template <int kPlanePairs>
+__device__ __forceinline__ int product_of_counts(const int (&counts)[kPlanePairs][4], int i) {
+  int product = counts[0][2 * i] + 2 * counts[0][2 * i + 1];
+#pragma unroll
+  for (int p = 1; p < kPlanePairs; ++p) {
+    const int high = p == kPlanePairs - 1 ? -2 : 2;  // the sign of two's complement
+    product += (counts[p][2 * i] << (2 * p)) + counts[p][2 * i + 1] * (high << (2 * p));
+  }
+  return product;
+}
+
 /// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`.
 /// @param fragment  planes of the queries: of each chunk kPlanes / 2 pairs
 /// @param half_sum  half the sum of q', which a bit of 0 leaves out
@@ -52,15 +65,8 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
   const GroupParams<Side> params(tile, 0, lane >> 2);
   float scores[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    int product = counts[0][2 * i] + 2 * counts[0][2 * i + 1];
-#pragma unroll
-    for (int p = 1; p < kPlanePairs; ++p) {
-      const int high = p == kPlanePairs - 1 ? -2 : 2;  // the sign of two's complement
-      product += (counts[p][2 * i] << (2 * p)) + counts[p][2 * i + 1] * (high << (2 * p));
-    }
-    scores[i] = params.scale[i] * (static_cast<float>(product) - half_sum);
-  }
+  for (int i = 0; i < 2; ++i)
+    scores[i] = params.scale[i] * (static_cast<float>(product_of_counts(counts, i)) - half_sum);
   score0 = scores[0], score1 = scores[1];
 }
 

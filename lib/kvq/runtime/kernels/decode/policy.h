@@ -58,7 +58,7 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear,
     // Partial results have three times the numbers, and blocks have sums of exact tokens in shared memory.
     if (linear) policy.query_buffers = 3, policy.combine_batch = 6, policy.rotate_registers = 128;
     if (linear && wide) policy.combine_batch = 3;
-    if (rows == 16 || (linear && wide)) policy.multiprocessor_blocks = 2, policy.registers = 168;
+    if (rows == 16 || wide) policy.multiprocessor_blocks = 2, policy.registers = 168;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
     policy.ring_bytes = 65536;
@@ -69,8 +69,8 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear,
 
 /// @param rows    of a work tile: 4, 8 or 16
 /// @param linear  of kernels for linear rows
-/// @param wide    with rows of more than eight words: two blocks have the registers for sums and queries of so many
-/// bits
+/// @param wide    of kernels for bit tiles: two blocks have the registers for sums and queries of so many bits
+/// (DecodeTraits::kWide)
 constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false, bool wide = false) {
   return hopper_decode_policy(head_dim, rows, linear, wide);
 }

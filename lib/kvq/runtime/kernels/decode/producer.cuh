@@ -263,7 +263,7 @@ struct Producer {
         // one, and KV chunk i of a split's part of the work tile always goes to the same warp. Stages beyond the
         // chunks are empty.
         const int label = buffer << kStageBufferShift |
-                          (T::kLinear && to > work_tile.chunks.coded_chunks ? kStageExactPart : 0),
+                          (T::kBitTiles && to > work_tile.chunks.coded_chunks ? kStageExactPart : 0),
                   padded = (to - from + T::kConsumerWarps - 1) / T::kConsumerWarps * T::kConsumerWarps;
         for (int base = 0, count; base < padded; base += count) {
           const int most = first ? min(T::kStages, max(kLeastFirstLoad, (to - from) / kFirstLoadDivisor)) : 32;

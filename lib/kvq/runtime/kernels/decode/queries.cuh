@@ -130,6 +130,56 @@ __device__ __forceinline__ void cut_linear_query(const float* values, float soft
   }
 }
 
+/// Likewise for keys of codebook codes: the words that keys are multiplied by have x of one odd set of 32 channels
+/// (table_layout.h), the integers are those of channels times the set's weight.
+/// @param channels  [D] of the rotated query
+/// @param weights   [kSets] of the keys' head
+template <typename T>
+__device__ __forceinline__ void cut_table_query(const float* channels, const float* weights, float softmax_scale,
+                                                int row, int half, int lane, typename T::Operand& to) {
+  using Side = typename T::KSide;
+  constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
+  constexpr int kPlanePairs = T::kPlanes / 2;
+  unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
+#pragma unroll
+  for (int unit = 0; unit < kTableUnits; ++unit)
+    most = max(most, __float_as_uint(fabsf(channels[kUnitChannels * unit + lane])));
+  for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
+  float largest = 0.0f;
+  for (int set = 0; set < Side::kSets; ++set) largest = fmaxf(largest, fabsf(weights[set]));
+  largest *= __uint_as_float(most);
+  const float inverse = kLargest / largest;
+  int sum = 0;
+  // Words in the order of cut_linear_query().
+#pragma unroll 1
+  for (int c = 0; c < Side::kChunks; ++c) {
+    const bool is_long = c < Side::kLongChunks;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      const TableWord word = table_word(Side::kBits, 8 * c + i);
+      const int q = __float2int_rn(channels[kUnitChannels * word.unit + lane] * weights[word.set] * inverse);
+      sum += q;
+      if (i / 4 != half) continue;
+      unsigned bits = 0;
+#pragma unroll
+      for (int plane = 0; plane < T::kPlanes; ++plane) {
+        const unsigned all = __ballot_sync(kAll, q >> plane & 1);
+        if (lane == plane) bits = all;
+      }
+      const int t = is_long ? i / 2 : i % 4, column = 2 * row + lane % 2;
+      if (lane < T::kPlanes)
+        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? i % 2 : i / 4] = bits;
+    }
+  }
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
+  float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
+  if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
+  if (lane == 0 && half == 0) {
+    to.sums[0][row] = 0.5f * static_cast<float>(sum);
+    to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
+  }
+}
+
 /// Shared memory of a block of the queries kernel.
 template <typename T>
 struct QueriesShared {
@@ -292,12 +342,20 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
       for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
         cut_linear_query<T>(rows[i / 2], p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
                             operands[first + i / 2 / T::kHeads * grid]);
+    } else if constexpr (T::kTable) {
+#pragma unroll 1
+      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
+        cut_table_query<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, p.softmax_scale,
+                           i / 2 % T::kHeads, i % 2, lane, operands[first + i / 2 / T::kHeads * grid]);
+      if (thread < n * T::VSide::kSets)
+        operands[first + thread / T::VSide::kSets * grid].value_weights[thread % T::VSide::kSets] =
+            p.cache.code_v.weights[head * T::VSide::kSets + thread % T::VSide::kSets];
     } else if (warp < n * T::kFours)
       cut_queries<T>(rows + warp / T::kFours * T::kHeads, p.softmax_scale, warp % T::kFours, lane,
                      operands[first + warp / T::kFours * grid]);
     // Pairs of words: the high parts of two channels, their low parts.
     constexpr int kRowPairs = T::kChannelBlocks * 8,
-                  kBusy = T::kLinear ? 0 : 32 * kCutters;  // threads that cut queries
+                  kBusy = T::kBitTiles ? 0 : 32 * kCutters;  // threads that cut queries
     for (int i = thread - kBusy; i >= 0 && i < n * T::kHeads * kRowPairs && columns > T::kQueryBits;
          i += kRotateThreads - kBusy) {
       const int row = i / 4 % T::kHeads, eight = i / 4 / T::kHeads % 2, block = i / 8 / T::kHeads % T::kChannelBlocks,

@@ -71,9 +71,23 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
 #pragma unroll
   for (int block = 0; block < T::kRowBlocks; ++block) {
     if (block > 0) wait_for_consumers();  // all have read the rows before
+    const auto channel_of = [](int place) {
+      if constexpr (T::kTable)
+        return table_value_channel(T::VSide::kBits, place);
+      else
+        return value_channel(T::VSide::side(), place);
+    };
     attention.for_each_value(block, lane, [&](int row, int place, float value) {
-      share_of(warp)[row * T::kSums + (value_channel(T::VSide::side(), place) ^ swizzle(row))] = value;
+      share_of(warp)[row * T::kSums + (channel_of(place) ^ swizzle(row))] = value;
     });
+    if constexpr (T::kTable) {
+      if (p.cache.windows.exist() && (flags & kStageExactPart)) {
+        __syncwarp();  // another lane wrote the channel
+        attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
+          share_of(warp)[row * T::kSums + (channel ^ swizzle(row))] += value;
+        });
+      }
+    }
     merge_shares(std::integral_constant<int, T::kSums>{}, block, 0);
   }
   if constexpr (T::kLinear) {

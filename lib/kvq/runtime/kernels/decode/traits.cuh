@@ -19,7 +19,10 @@ struct DecodeTraits {
   static constexpr int kHeadDim = KSide::kHeadDim;
   static constexpr bool kExact = KSide::kExact;
   static constexpr bool kLinear = KSide::kLinear;  ///< rows of bits (linear_rows.cuh)
-  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact && VSide::kLinear == kLinear);
+  static constexpr bool kTable = KSide::kTable;    ///< rows of codebook codes (table_rows.cuh)
+  static constexpr bool kBitTiles = kLinear || kTable;
+  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact && VSide::kLinear == kLinear &&
+                VSide::kTable == kTable);
 
   static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
@@ -28,15 +31,16 @@ struct DecodeTraits {
   static constexpr bool kManyRows = kHeads > 4;         ///< many_rows.cuh, else four_rows.cuh
   static constexpr int kRowBlocks = (kHeads + 7) / 8;   ///< of eight rows, the columns of a product
   static constexpr int kChannelBlocks = kHeadDim / 16;  ///< of 16 channels, the rows of a product
-  static_assert(!kLinear || kHeads == 4, "linear rows have no kernel for many rows");
+  static_assert(!kBitTiles || kHeads == 4, "bit tiles have no kernel for many rows");
   /// Blocks of 16 sums of weighted values: of channels, or of the bits of linear rows.
   static constexpr int kSumBlocks = [] {
     if constexpr (kLinear) return 8 * VSide::kPairs;
     return kChannelBlocks;
   }();
   static constexpr int kSums = 16 * kSumBlocks;
-  static constexpr bool kWide = [] {  ///< linear rows of more than eight words
+  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits
     if constexpr (kLinear) return KSide::kRowWords > 8 || VSide::kRowWords > 8;
+    if constexpr (kTable) return KSide::kBits > 3 || VSide::kBits > 3;
     return false;
   }();
   /// Numbers of a row in a partial result: its sums. Linear rows have sums of exact tokens, of channels, behind them.
@@ -52,7 +56,7 @@ struct DecodeTraits {
   /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
   /// the product of the higher slices, which is known already, is subtracted. So the lowest slice needs no mask.
   static constexpr bool nested() {
-    if constexpr (kExact || kLinear) {
+    if constexpr (kExact || kBitTiles) {
       return false;
     } else {
       for (int block = 1; block < kChannelBlocks; ++block)
@@ -95,12 +99,14 @@ struct DecodeTraits {
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
-  static constexpr int kQueryBuffers = kLargeStage ? kPolicy.large_query_buffers : kPolicy.query_buffers;
+  static constexpr int kQueryBuffers = kTable && kWide ? 2
+                                       : kLargeStage   ? kPolicy.large_query_buffers
+                                                       : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
-  static constexpr int kPlanes = 14;  ///< bits of a query's integers, for linear rows: even
+  static constexpr int kPlanes = 14;  ///< bits of a query's integers, for bit tiles: even
   static constexpr int kSteps = [] {
-    if constexpr (kLinear) return KSide::kChunks * (kPlanes / 2);
+    if constexpr (kBitTiles) return KSide::kChunks * (kPlanes / 2);
     return kExact ? 1 : kHeadDim / 32;
   }();
   /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
@@ -111,12 +117,16 @@ struct DecodeTraits {
     return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : i;
   }
   /// Factor in the integer products of queries and coded keys: four rows do not shift the codes of odd slices.
-  static constexpr int kProductUnit = kManyRows || kExact || kLinear ? 1 : 1 << KSide::kBits;
+  static constexpr int kProductUnit = kManyRows || kExact || kBitTiles ? 1 : 1 << KSide::kBits;
   /// Many rows: fp16 numbers whose sum is a weight. One is precise enough, except if results are fp16.
   static constexpr int kWeightParts = kManyRows && std::is_same_v<Activation, __half> ? 2 : 1;
-  struct alignas(16) Operand {
-    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For linear
-    /// rows: of each chunk of words, the bits of the integers, two planes of all rows at a time.
+  struct NoWeights {};
+  struct Weights {
+    alignas(16) float value_weights[kMostOddSets];  ///< RowCode::weights of the values' head
+  };
+  struct alignas(16) Operand : std::conditional_t<kTable, Weights, NoWeights> {
+    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
+    /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time.
     unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
     /// columns of one product.
@@ -145,10 +155,11 @@ struct DecodeTraits {
     int first, begin, end;  ///< position of the first token; visible positions
   };
   struct NoExactSums {};
+  /// Of bit tiles, sums of exact tokens are not those of coded ones: they are of channels in their usual order.
   struct ExactSums {
     float2 exact_sums[kConsumerWarps][kChannelBlocks + 1][32];  ///< of each lane (FourRowsExact)
   };
-  struct DecodeShared : std::conditional_t<kLinear, ExactSums, NoExactSums> {
+  struct DecodeShared : std::conditional_t<kBitTiles, ExactSums, NoExactSums> {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
     float2 states[2][kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share (store_share)
@@ -163,7 +174,7 @@ struct DecodeTraits {
 
 /// Flags of a stage. Each consumer warp's first and last stage of a work tile are marked; kStageEnd tells a warp to
 /// exit. A faulty stage holds nothing, because its tokens cannot be read; it makes the result NaN. Of a ragged stage,
-/// rows see different tokens. kStageExactPart: of linear rows, the block's part of the work tile has exact stages.
+/// rows see different tokens. kStageExactPart: of bit tiles, the block's part of the work tile has exact stages.
 constexpr int kStageCoded = 1, kStageExact = 2, kStageFirst = 4, kStageLast = 8, kStageEnd = 16, kStageFaulty = 32,
               kStageRagged = 64, kStageExactPart = 128, kStageBufferShift = 8;
 

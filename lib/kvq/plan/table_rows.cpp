@@ -1,0 +1,75 @@
+#include <kvq/plan/table_rows.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <variant>
+
+namespace kvq {
+
+namespace {
+
+/// +1 if x of an odd set is +1/2 for a code, else -1.
+double sign_of(std::size_t code, int set) { return std::popcount(code & static_cast<unsigned>(set)) % 2 != 0 ? 1.0 : -1.0; }
+
+int bits_of(std::span<const float> table) { return std::countr_zero(table.size()); }
+
+/// The entries of a head's codebook.
+std::span<const float> table_of(const CodebookCoder& coder, int entry) {
+  const std::size_t size = std::size_t{1} << coder.bits;
+  return std::span(coder.tables.at(coder.bits)).subspan(coder.per_head ? static_cast<std::size_t>(entry) * size : 0, size);
+}
+
+}  // namespace
+
+std::vector<double> odd_weights(std::span<const float> table) {
+  const int bits = bits_of(table);
+  std::vector<double> weights(static_cast<std::size_t>(odd_sets(bits)));
+  for (int i = 0; i < odd_sets(bits); ++i) {
+    double& weight = weights[static_cast<std::size_t>(i)];
+    for (std::size_t c = 0; c < table.size(); ++c) weight += sign_of(c, odd_set(bits, i)) * static_cast<double>(table[c]);
+    weight *= 2.0 / static_cast<double>(table.size());
+  }
+  return weights;
+}
+
+bool is_odd_table(std::span<const float> table) {
+  constexpr double kTolerance = 0x1p-21;  // of the largest entry: a few roundings
+  const std::vector<double> weights = odd_weights(table);
+  double largest = 0.0, error = 0.0;
+  for (std::size_t c = 0; c < table.size(); ++c) {
+    double value = 0.0;
+    for (std::size_t i = 0; i < weights.size(); ++i)
+      value += 0.5 * sign_of(c, odd_set(bits_of(table), static_cast<int>(i))) * weights[i];
+    const auto entry = static_cast<double>(table[c]);
+    largest = std::max(largest, std::abs(entry)), error = std::max(error, std::abs(entry - value));
+  }
+  return error <= kTolerance * largest;
+}
+
+int table_bits(const TensorPlan& plan, int dim) {
+  const auto* coder = std::get_if<CodebookCoder>(&plan.coder);
+  if (!coder || plan.allocation || plan.centroids || dim != kTableHeadDim || coder->group_size != dim ||
+      !has_table_kernels(coder->bits) || scale_bytes(coder->scale_type) != 2)
+    return 0;
+  const auto tables = coder->tables.find(coder->bits);
+  if (tables == coder->tables.end()) return 0;
+  const int entries = static_cast<int>(tables->second.size() >> coder->bits);
+  for (int entry = 0; entry < entries; ++entry)
+    if (!is_odd_table(table_of(*coder, entry))) return 0;
+  return entries > 0 ? coder->bits : 0;
+}
+
+std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim) {
+  std::vector<float> all;
+  if (table_bits(plan, dim) == 0) return all;
+  for (int head = 0; head < num_kv_heads; ++head) {
+    const std::vector<double> weights =
+        odd_weights(table_of(std::get<CodebookCoder>(plan.coder), plan.rotation.head_index(head)));
+    all.insert(all.end(), weights.begin(), weights.end());
+  }
+  return all;
+}
+
+}  // namespace kvq

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <kvq/plan/layer_plan.h>
+#include <kvq/plan/table_layout.h>
+
+#include <span>
+#include <vector>
+
+namespace kvq {
+
+/// Weights of the odd sets of bits of a codebook's entries (table_layout.h).
+/// @param table  [2^b], b = 3 or 4
+/// @return       [odd_sets(b)]
+std::vector<double> odd_weights(std::span<const float> table);
+
+/// Whether a codebook is the sum of its odd sets, up to the rounding of floats: whether it is symmetric about 0.
+bool is_odd_table(std::span<const float> table);
+
+/// Bits of the codes of rows that are one group of codebook codes with one scale, for which there are tuned kernels; 0
+/// for all other rows.
+int table_bits(const TensorPlan& plan, int dim);
+
+/// The weights of all heads of such rows, rounded to floats. @return  [num_kv_heads, odd_sets(b)]
+std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim);
+
+}  // namespace kvq
