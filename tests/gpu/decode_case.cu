@@ -116,40 +116,29 @@ std::vector<float> random_rotations(int heads, int dim, bool transposed, std::mt
   return all;
 }
 
-/// Theta of each head with random columns, such that rows have channels of about the size of their scale.
-std::vector<float> random_bases(int heads, int dim, int row_bits, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0f, 2.0f / std::sqrt(static_cast<float>(row_bits)));
-  std::vector<float> all(static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim * row_bits));
-  for (float& x : all) x = normal(random);
-  return all;
-}
-
-/// Linear rows: bases, and rotations folded into them. They have dense rotations in the place of Hadamard blocks.
+/// Linear rows: Theta of each head, or one for all heads as the rotation is. Each channel is a random sum of `taps`
+/// bits, such that channels are about the size of the row's scale; bits have different numbers of channels, some none.
 plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
                               std::mt19937& random) {
-  const int heads = c.num_kv_heads;
-  plain::PlainBases all;
-  const auto of_side = [&](const TileSide& side, CaseRotation rotation, bool value) {
-    std::vector<float> matrices;
-    if (rotation == CaseRotation::transform) {
-      const Transform made = random_transforms(heads, side.head_dim, kCaseCondition, c.seed + 100 * value);
-      matrices = value ? made.inverse : made.matrix;
-    } else if (rotation != CaseRotation::none) {
-      matrices = random_rotations(heads, side.head_dim, value, random);
+  const auto of_side = [&](const TileSide& side, DeviceRotation& rotation, int taps, bool value) {
+    const int heads = rotation.per_head ? c.num_kv_heads : 1, bits = 32 * side.row_words;
+    std::normal_distribution<float> normal(0.0f, 2.0f / std::sqrt(static_cast<float>(taps)));
+    std::vector<float> bases(static_cast<std::size_t>(heads * side.head_dim * bits));
+    for (int row = 0; row < heads * side.head_dim; ++row)
+      for (int i = 0; i < taps; ++i)
+        bases[static_cast<std::size_t>(row) * static_cast<std::size_t>(bits) + random() % static_cast<unsigned>(bits)] =
+            normal(random);
+    const HostTaps made = linear_taps(bases, side.head_dim, bits, value);
+    rotation.taps = {arena.put(made.weights), arena.put(made.sources), made.count};
+    std::vector<float> all;  // of all KV heads
+    for (int head = 0; head < c.num_kv_heads; ++head) {
+      const auto first = bases.begin() + (heads > 1 ? std::ptrdiff_t{head} * side.head_dim * bits : 0);
+      all.insert(all.end(), first, first + std::ptrdiff_t{side.head_dim} * bits);
     }
-    const std::vector<float> bases = random_bases(heads, side.head_dim, 32 * side.row_words, random);
-    const int row_bits = 32 * side.row_words, queries = row_bits + side.head_dim,
-              values = value_places(side.row_words) + side.head_dim;
-    const std::vector<std::byte> fragments =
-        value
-            ? matrix_fragments(linear_value_matrices(matrices, bases, side.head_dim, row_bits), values, side.head_dim)
-            : matrix_fragments(linear_query_matrices(matrices, bases, side.head_dim, row_bits), side.head_dim, queries);
-    DeviceRotation made{.per_head = true};
-    if (!matrices.empty()) made.matrix = arena.put(matrices);
-    made.fragments = arena.put(fragments), (value ? all.v : all.k) = arena.put(bases);
-    return made;
+    return arena.put(all);
   };
-  cache.rotation_k = of_side(variant.k, c.rotation, false), cache.rotation_v = of_side(variant.v, c.rotation, true);
+  plain::PlainBases all;
+  all.k = of_side(variant.k, cache.rotation_k, 5, false), all.v = of_side(variant.v, cache.rotation_v, 11, true);
   return all;
 }
 

@@ -24,13 +24,12 @@ UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rul
 
 namespace {
 
-/// Codebook codes with the entries that Lloyd and Max found for a normal number (Max, Quantizing for minimum distortion,
-/// table I).
+/// Codebook codes with the entries that Lloyd and Max found for a normal number (Max, Quantizing for minimum
+/// distortion, table I).
 TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   const std::vector<float> upper =
-      side.table_bits == 3
-          ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
-          : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
+      side.table_bits == 3 ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
+                           : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
   std::vector<float> table(upper.rbegin(), upper.rend());
   for (float& x : table) x = -x;
   table.insert(table.end(), upper.begin(), upper.end());

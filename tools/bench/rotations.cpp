@@ -109,23 +109,17 @@ DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
 DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
                                Side side) {
   const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
-  const auto d = static_cast<std::size_t>(dim);
   const std::vector<double> basis = linear_basis(bit_plan(tiles, bfloat), 0, dim, side, bits);
-  std::vector<float> bases, matrices, inverses;
+  std::vector<float> bases, inverses;
   for (const TensorPlan& plan : rotations.plans) {
     bases.insert(bases.end(), basis.begin(), basis.end());
     const std::vector<double> inverse = inverse_matrix(plan.rotation, 0, dim);
     inverses.insert(inverses.end(), inverse.begin(), inverse.end());
-    for (std::size_t i = 0; i < inverse.size(); ++i)
-      matrices.push_back(static_cast<float>(side == Side::k ? inverse[i % d * d + i / d] : inverse[i]));
   }
   DeviceRotation rotation = side == Side::k ? key_rotation(memory, rotations) : value_rotation(memory, rotations);
   rotation.per_head = true;
-  const std::vector<std::byte> fragments =
-      side == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, bits), dim, bits + dim)
-                      : matrix_fragments(linear_value_matrices(matrices, bases, dim, bits),
-                                         value_places(tiles.row_words) + dim, dim);
-  rotation.fragments = memory.put(fragments);
+  const HostTaps taps = linear_taps(bases, dim, bits, side == Side::v);
+  rotation.taps = {memory.put(taps.weights), memory.put(taps.sources), taps.count};
   rotation.linear_rows = memory.put(linear_dequantize_matrices(inverses, bases, dim, tiles.row_words, side == Side::v));
   return rotation;
 }

@@ -7,8 +7,8 @@
 ///
 ///   C[c] = sum over odd sets S of weight[S] x[S],   x[S] = +1/2 or -1/2: the exclusive or of the bits in S
 ///
-/// (O'Donnell, Analysis of Boolean Functions, section 1.2: the Fourier expansion of an odd function.) So a row is linear
-/// in 2^(b-1) bits a channel, b of which are stored. All channels of a head have the same weights.
+/// (O'Donnell, Analysis of Boolean Functions, section 1.2: the Fourier expansion of an odd function.) So a row is
+/// linear in 2^(b-1) bits a channel, b of which are stored. All channels of a head have the same weights.
 namespace kvq {
 
 constexpr int kTableHeadDim = 128;  ///< of rows that tuned kernels read

@@ -11,14 +11,17 @@ namespace kvq {
 namespace {
 
 /// +1 if x of an odd set is +1/2 for a code, else -1.
-double sign_of(std::size_t code, int set) { return std::popcount(code & static_cast<unsigned>(set)) % 2 != 0 ? 1.0 : -1.0; }
+double sign_of(std::size_t code, int set) {
+  return std::popcount(code & static_cast<unsigned>(set)) % 2 != 0 ? 1.0 : -1.0;
+}
 
 int bits_of(std::span<const float> table) { return std::countr_zero(table.size()); }
 
 /// The entries of a head's codebook.
 std::span<const float> table_of(const CodebookCoder& coder, int entry) {
   const std::size_t size = std::size_t{1} << coder.bits;
-  return std::span(coder.tables.at(coder.bits)).subspan(coder.per_head ? static_cast<std::size_t>(entry) * size : 0, size);
+  return std::span(coder.tables.at(coder.bits))
+      .subspan(coder.per_head ? static_cast<std::size_t>(entry) * size : 0, size);
 }
 
 }  // namespace
@@ -28,7 +31,8 @@ std::vector<double> odd_weights(std::span<const float> table) {
   std::vector<double> weights(static_cast<std::size_t>(odd_sets(bits)));
   for (int i = 0; i < odd_sets(bits); ++i) {
     double& weight = weights[static_cast<std::size_t>(i)];
-    for (std::size_t c = 0; c < table.size(); ++c) weight += sign_of(c, odd_set(bits, i)) * static_cast<double>(table[c]);
+    for (std::size_t c = 0; c < table.size(); ++c)
+      weight += sign_of(c, odd_set(bits, i)) * static_cast<double>(table[c]);
     weight *= 2.0 / static_cast<double>(table.size());
   }
   return weights;

@@ -131,7 +131,6 @@ void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const La
                              Side which, int row_words, LinearKernels linear) {
   if (!linear.decode && !linear.dequantize) return;
   const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1, row_bits = 32 * row_words;
-  const auto d = static_cast<std::size_t>(dim);
   std::vector<float> bases, matrices;
   for (int head = 0; head < entries; ++head) {
     const std::vector<double> basis = linear_basis(plan, head, dim, which, row_bits);
@@ -143,11 +142,8 @@ void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const La
   if (linear.dequantize)
     side.linear_rows = put(linear_dequantize_matrices(matrices, bases, dim, row_words, which == Side::v));
   if (!linear.decode) return;
-  if (which == Side::k) matrices = transposed(matrices, d);
-  side.fragments = put(
-      which == Side::k ? matrix_fragments(linear_query_matrices(matrices, bases, dim, row_bits), dim, row_bits + dim)
-                       : matrix_fragments(linear_value_matrices(matrices, bases, dim, row_bits),
-                                          value_places(row_words) + dim, dim));
+  const HostTaps taps = linear_taps(bases, dim, row_bits, which == Side::v);
+  side.tap_weights = put(taps.weights), side.tap_sources = put(taps.sources), side.num_taps = taps.count;
 }
 
 void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages, LinearKernels linear) {
@@ -193,6 +189,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
         .fragments = at(s.fragments),
         .factors = floats(s.factors),
         .sizes = floats(s.sizes),
+        .taps = {floats(s.tap_weights), reinterpret_cast<const std::uint16_t*>(at(s.tap_sources)), s.num_taps},
         .linear_rows = at(s.linear_rows),
     };
   };

@@ -27,7 +27,7 @@ struct LayerPointers {
   RowCode code_k = {}, code_v = {};  ///< for reading; write_k and write_v have them, too
 };
 
-/// Which kernels of a layer take linear rows: those of decode and dequantization read matrices of their own.
+/// Which kernels of a layer take linear rows: those of decode and dequantization read Theta, in layouts of their own.
 struct LinearKernels {
   bool decode = false, dequantize = false;
 };
@@ -40,8 +40,7 @@ class DeviceImage {
   /// @param plan  plan of one rank (see slice()), valid, with values; nothing is folded of a side with centroids
   /// @param bf16  activations are bfloat16, else fp16
   /// @param pages   of the layer
-  /// @param linear  with decode, DeviceRotation::fragments are those of linear_query_matrices() and
-  ///                linear_value_matrices(); with dequantize there are DeviceRotation::linear_rows
+  /// @param linear  with decode there are DeviceRotation::taps, with dequantize DeviceRotation::linear_rows
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
   void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages = {}, LinearKernels linear = {});
@@ -55,8 +54,9 @@ class DeviceImage {
   /// Offsets of one side, and the parameters that are no arrays.
   struct SideOffsets {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, fragments = {};          ///< for reading, in two layouts
-    std::optional<std::size_t> linear_rows = {};                     ///< for reading
+    std::optional<std::size_t> matrix = {}, fragments = {};                           ///< for reading, in two layouts
+    std::optional<std::size_t> linear_rows = {}, tap_weights = {}, tap_sources = {};  ///< for reading
+    int num_taps = 0;
     std::optional<std::size_t> factors = {}, sizes = {};             ///< for reading
     std::optional<std::size_t> packed = {};                          ///< for writing
     std::optional<std::size_t> write_factors = {}, row_scales = {};  ///< for writing
@@ -66,7 +66,8 @@ class DeviceImage {
     int order = 0;  ///< of Hadamard blocks; 0 = none
     bool per_head = false;
     ScaleRule rule = ScaleRule::minmax;
-    std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, centroids = {}, rotated_centroids = {};
+    std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, centroids = {},
+                               rotated_centroids = {};
     RowCode code = {};  ///< without pointers
   };
   struct Layer {
@@ -74,7 +75,7 @@ class DeviceImage {
   };
   SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
   void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
-  /// Adds the matrices of a side's linear rows; those of decode replace the side's fragments.
+  /// Adds Theta of a side's linear rows.
   void add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
                   int row_words, LinearKernels linear);
   template <typename T>

@@ -142,19 +142,15 @@ std::vector<float> column_sizes(std::span<const float> inverses, int head_dim) {
 
 std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim) {
   if (head_dim < 32 || head_dim % 32 != 0) return {};
-  return matrix_fragments(matrices, head_dim, head_dim);
-}
-
-std::vector<std::byte> matrix_fragments(std::span<const float> matrices, int rows, int columns) {
-  const DecodeRotationLayout layout{rows, columns};
-  const std::size_t size = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns),
-                    count = matrices.size() / size, bytes = static_cast<std::size_t>(layout.bytes());
+  const DecodeRotationLayout layout{head_dim};
+  const auto dim = static_cast<std::size_t>(head_dim);
+  const std::size_t size = dim * dim, count = matrices.size() / size, bytes = static_cast<std::size_t>(layout.bytes());
   std::vector<std::byte> all(count * bytes);
   for (std::size_t m = 0; m < count; ++m)
-    for (int row = 0; row < rows; ++row)
-      for (int column = 0; column < columns; ++column) {
-        const float element = matrices[m * size + static_cast<std::size_t>(row) * static_cast<std::size_t>(columns) +
-                                       static_cast<std::size_t>(column)];
+    for (int row = 0; row < head_dim; ++row)
+      for (int column = 0; column < head_dim; ++column) {
+        const float element =
+            matrices[m * size + static_cast<std::size_t>(row) * dim + static_cast<std::size_t>(column)];
         const std::uint16_t high = float_to_bf16(element), low = float_to_bf16(element - bf16_to_float(high));
         std::byte* to = all.data() + m * bytes;
         std::memcpy(to + layout.offset(row, column, 0), &high, sizeof high);
@@ -176,47 +172,34 @@ std::vector<float> rotations_or_identity(std::span<const float> matrices, std::s
 
 }  // namespace
 
-std::vector<float> linear_query_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
-                                         int row_bits) {
+HostTaps linear_taps(std::span<const float> bases, int head_dim, int row_bits, bool value) {
   const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(row_bits),
-             heads = bases.size() / (dim * bits), columns = bits + dim;
-  const std::vector<float> rotations = rotations_or_identity(matrices, heads, dim);
-  std::vector<float> all(heads * dim * columns);
+             heads = bases.size() / (dim * bits), outputs = value ? dim : bits;
+  std::vector<std::uint16_t> place_of_bit(bits);
+  for (int place = 0; place < value_places(row_bits / 32); ++place)
+    if (const int x = value_bit_of_place(place); x < row_bits)
+      place_of_bit[static_cast<std::size_t>(x)] = static_cast<std::uint16_t>(place);
+  struct Tap {
+    float weight;
+    std::uint16_t source;
+  };
+  std::vector<std::vector<Tap>> taps(heads * outputs);  // of each output
   for (std::size_t h = 0; h < heads; ++h)
-    for (std::size_t row = 0; row < dim; ++row) {
-      const float* of_row = rotations.data() + (h * dim + row) * dim;
-      std::vector<double> sums(bits);
-      for (std::size_t c = 0; c < dim; ++c)
-        for (std::size_t x = 0; x < bits; ++x)
-          sums[x] += static_cast<double>(of_row[c]) * static_cast<double>(bases[(h * dim + c) * bits + x]);
-      float* to = all.data() + (h * dim + row) * columns;
-      for (std::size_t x = 0; x < bits; ++x) to[x] = static_cast<float>(sums[x]);
-      std::copy_n(of_row, dim, to + bits);
-    }
-  return all;
-}
-
-std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
-                                         int row_bits) {
-  const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(row_bits),
-             heads = bases.size() / (dim * bits), places = static_cast<std::size_t>(value_places(row_bits / 32)),
-             rows = places + dim;
-  const std::vector<float> rotations = rotations_or_identity(matrices, heads, dim);
-  std::vector<float> all(heads * rows * dim);
-  for (std::size_t h = 0; h < heads; ++h) {
-    float* of_head = all.data() + h * rows * dim;
-    for (std::size_t place = 0; place < places; ++place) {
-      const auto x = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
-      if (x >= bits) continue;
-      std::vector<double> sums(dim);
-      for (std::size_t c = 0; c < dim; ++c)
-        for (std::size_t i = 0; i < dim; ++i)
-          sums[i] += static_cast<double>(bases[(h * dim + c) * bits + x]) *
-                     static_cast<double>(rotations[(h * dim + c) * dim + i]);
-      for (std::size_t i = 0; i < dim; ++i) of_head[place * dim + i] = static_cast<float>(sums[i]);
-    }
-    std::copy_n(rotations.data() + h * dim * dim, dim * dim, of_head + places * dim);
-  }
+    for (std::size_t c = 0; c < dim; ++c)
+      for (std::size_t x = 0; x < bits; ++x)
+        if (const float weight = bases[(h * dim + c) * bits + x]; weight != 0.0f)
+          taps[h * outputs + (value ? c : x)].push_back(
+              {weight, value ? place_of_bit[x] : static_cast<std::uint16_t>(c)});
+  std::size_t count = 1;  // rows without bits have zeros
+  for (const auto& of_output : taps) count = std::max(count, of_output.size());
+  HostTaps all{.count = static_cast<int>(count)};
+  for (std::size_t h = 0; h < heads; ++h)
+    for (std::size_t i = 0; i < count; ++i)
+      for (std::size_t output = 0; output < outputs; ++output) {
+        const std::vector<Tap>& of_output = taps[h * outputs + output];
+        const Tap tap = i < of_output.size() ? of_output[i] : Tap{};
+        all.weights.push_back(tap.weight), all.sources.push_back(tap.source);
+      }
   return all;
 }
 

@@ -63,22 +63,16 @@ std::vector<float> column_sizes(std::span<const float> inverses, int head_dim);
 /// @return          n times 4 D D bytes; empty for other D
 std::vector<std::byte> rotation_fragments(std::span<const float> matrices, int head_dim);
 
-/// Likewise for matrices [n, rows, columns], both multiples of 32. @return  n times 4 rows columns bytes
-std::vector<std::byte> matrix_fragments(std::span<const float> matrices, int rows, int columns);
-
-/// Linear rows of B bits: a decoded row is its scale times Theta [D, B] times its bits, each +1/2 or -1/2. R [D, D] is
-/// a matrix as in DeviceRotation::matrix. What a query is multiplied by for the bits of coded keys, then for the
-/// channels of exact ones: (R Theta | R).
-/// @param matrices  [n, D, D], or empty: x is x_rot
-/// @param bases     [n, D, B]
-/// @return          [n, D, B + D]
-std::vector<float> linear_query_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
-                                         int row_bits);
-/// What sums of bits of coded values, in the order of value_bit_of_place(), then of channels of exact ones are
-/// multiplied by: Theta^T R over R. Places of no bit have rows of zeros.
-/// @return  [n, P + D, D], P = value_places()
-std::vector<float> linear_value_matrices(std::span<const float> matrices, std::span<const float> bases, int head_dim,
-                                         int row_bits);
+/// LinearTaps on the host.
+struct HostTaps {
+  std::vector<float> weights = {};
+  std::vector<std::uint16_t> sources = {};
+  int count = 0;
+};
+/// Linear rows of B bits: a decoded row is its scale times Theta times its bits, each +1/2 or -1/2. For each bit of
+/// keys its column of Theta, for each channel of values its row.
+/// @param bases  [n, D, B] Theta; B and D are multiples of 32
+HostTaps linear_taps(std::span<const float> bases, int head_dim, int row_bits, bool value);
 
 /// What linear rows are dequantized by: Theta^T A^-1 over A^-1, laid out for the kernel. A decoded row is x_rot @ A^-1.
 /// @param inverses  [n, D, D], or empty: x is x_rot

@@ -485,7 +485,6 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
     const PageLayout pages = page_layout_of(plan, 64);
     REQUIRE(pages.k.is_bits());
     const int bits = 32 * pages.k.row_words;
-    const auto d = static_cast<std::size_t>(dim);
     DeviceImage image, folded;
     constexpr LinearKernels kBoth{.decode = true, .dequantize = true};
     image.add(plan, {}, true, pages, kBoth), folded.add(plan, {.k = true, .v = true}, true, pages, kBoth);
@@ -495,19 +494,14 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
       const DeviceRotation& rotation = which == Side::k ? p.rotation_k : p.rotation_v;
       const std::vector<double> inverse = inverse_matrix(side.rotation, 0, dim),
                                 theta = linear_basis(side, 0, dim, which, bits);
-      std::vector<float> turned(inverse.begin(), inverse.end());
-      for (std::size_t r = 0; which == Side::k && r < turned.size(); ++r)
-        turned[r] = static_cast<float>(inverse[r % d * d + r / d]);
       const std::vector<float> basis(theta.begin(), theta.end());
-      const auto fragments = [&](const std::vector<float>& matrix) {
-        return which == Side::k ? matrix_fragments(linear_query_matrices(matrix, basis, dim, bits), dim, bits + dim)
-                                : matrix_fragments(linear_value_matrices(matrix, basis, dim, bits),
-                                                   value_places(bits / 32) + dim, dim);
-      };
       const DeviceRotation& of_folded = which == Side::k ? f.rotation_k : f.rotation_v;
-      const std::vector<std::byte> whole = fragments(turned), alone = fragments({});
-      CHECK(std::memcmp(rotation.fragments, whole.data(), whole.size()) == 0);
-      CHECK(std::memcmp(of_folded.fragments, alone.data(), alone.size()) == 0);
+      const HostTaps taps = linear_taps(basis, dim, bits, which == Side::v);
+      for (const DeviceRotation* of : {&rotation, &of_folded}) {
+        REQUIRE(of->taps.count == taps.count);
+        CHECK(std::equal(taps.weights.begin(), taps.weights.end(), of->taps.weights));
+        CHECK(std::equal(taps.sources.begin(), taps.sources.end(), of->taps.sources));
+      }
       const auto rows = [&](const std::vector<float>& matrix) {
         return linear_dequantize_matrices(matrix, basis, dim, bits / 32, which == Side::v);
       };

@@ -116,21 +116,10 @@ TEST_CASE("Rotations for decode lie as lanes take them, in two split halves", "[
   CHECK(rotation_fragments(std::span(matrices).first(400), 20).empty());
 }
 
-TEST_CASE("Matrices of linear rows are products of rotations and bases", "[runtime]") {
+TEST_CASE("Taps of linear rows are the elements of Theta that are not 0", "[runtime]") {
   constexpr std::size_t kDim = 64, kHeads = 2;
   const std::size_t bits = GENERATE(128u, 160u, 96u);  // whole blocks of places, or places of no bit
-  const std::vector<float> rotations = random_numbers(kHeads * kDim * kDim, 6),
-                           bases = random_numbers(kHeads * kDim * bits, 7);
-  const bool rotated = GENERATE(false, true);
-  const std::span<const float> given = rotated ? std::span<const float>(rotations) : std::span<const float>();
-  const std::vector<float> queries = linear_query_matrices(given, bases, kDim, static_cast<int>(bits)),
-                           values = linear_value_matrices(given, bases, kDim, static_cast<int>(bits));
-  REQUIRE(queries.size() == kHeads * kDim * (bits + kDim));
   const auto places = static_cast<std::size_t>(value_places(static_cast<int>(bits) / 32));
-  REQUIRE(values.size() == kHeads * (places + kDim) * kDim);
-  const auto rotation = [&](std::size_t h, std::size_t i, std::size_t j) {
-    return rotated ? static_cast<double>(rotations[(h * kDim + i) * kDim + j]) : i == j ? 1.0 : 0.0;
-  };
   std::vector<int> used(places);
   for (std::size_t place = 0; place < places; ++place)
     ++used[static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)))];
@@ -138,32 +127,33 @@ TEST_CASE("Matrices of linear rows are products of rotations and bases", "[runti
   CHECK(value_bit_of_place(16 * 3 + 5) == 5 * 8 + 3);
   CHECK(value_bit_of_place(128 + 16 * 3 + 5) == (16 + 5) * 8 + 3);
 
-  double wrong = 0.0;
-  const auto compare = [&](float found, double expected) {
-    wrong = std::max(wrong, std::abs(static_cast<double>(found) - expected) / (1.0 + std::abs(expected)));
-  };
-  for (std::size_t h = 0; h < kHeads; ++h)
-    for (std::size_t i = 0; i < kDim; ++i) {
-      for (std::size_t j = 0; j < kDim; ++j) {
-        compare(queries[(h * kDim + i) * (bits + kDim) + bits + j], rotation(h, i, j));
-        compare(values[(h * (places + kDim) + places + i) * kDim + j], rotation(h, i, j));
-      }
-      for (std::size_t place = 0; place < places; ++place) {
-        const auto bit = static_cast<std::size_t>(value_bit_of_place(static_cast<int>(place)));
-        if (bit >= bits) {
-          compare(values[(h * (places + kDim) + place) * kDim + i], 0.0);
-          continue;
+  // Another number of elements in each row and column, none in some.
+  std::vector<float> bases = random_numbers(kHeads * kDim * bits, 7);
+  for (std::size_t i = 0; i < bases.size(); ++i)
+    if ((i * 7919) % 13 > 1 || i % bits == 5 || i / bits % kDim == 9) bases[i] = 0.0f;
+  for (const bool value : {false, true}) {
+    const HostTaps taps = linear_taps(bases, kDim, static_cast<int>(bits), value);
+    const std::size_t outputs = value ? kDim : bits, count = static_cast<std::size_t>(taps.count);
+    REQUIRE(taps.weights.size() == kHeads * count * outputs);
+    REQUIRE(taps.sources.size() == taps.weights.size());
+    std::vector<float> found(bases.size());
+    for (std::size_t h = 0; h < kHeads; ++h)
+      for (std::size_t i = 0; i < count; ++i)
+        for (std::size_t output = 0; output < outputs; ++output) {
+          const std::size_t at = (h * count + i) * outputs + output, source = taps.sources[at];
+          REQUIRE(source < (value ? places : kDim));
+          if (taps.weights[at] == 0.0f) continue;
+          const std::size_t channel = value ? output : source,
+                            bit =
+                                value ? static_cast<std::size_t>(value_bit_of_place(static_cast<int>(source))) : output;
+          REQUIRE(bit < bits);
+          found[(h * kDim + channel) * bits + bit] += taps.weights[at];
         }
-        double query = 0.0, value = 0.0;
-        for (std::size_t c = 0; c < kDim; ++c) {
-          const auto basis = static_cast<double>(bases[(h * kDim + c) * bits + bit]);
-          query += rotation(h, i, c) * basis, value += basis * rotation(h, c, i);
-        }
-        compare(queries[(h * kDim + i) * (bits + kDim) + bit], query);
-        compare(values[(h * (places + kDim) + place) * kDim + i], value);
-      }
-    }
-  CHECK(wrong < 1e-6);
+    CHECK(found == bases);
+  }
+  const HostTaps none = linear_taps(std::vector<float>(kDim * bits), kDim, static_cast<int>(bits), true);
+  CHECK(none.count == 1);
+  CHECK(none.weights == std::vector<float>(kDim));
 }
 
 TEST_CASE("Rotations that cannot be packed are refused by name", "[runtime]") {

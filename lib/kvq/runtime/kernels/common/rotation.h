@@ -1,5 +1,7 @@
 #pragma once
 
+#include <kvq/runtime/kernels/common/linear_taps.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -12,15 +14,15 @@ namespace kvq {
 struct DeviceRotation {
   int order = 0;  ///< Hadamard blocks of this many channels; 0 = none
   bool per_head = false;
-  const std::int8_t* signs = nullptr;  ///< [H, D] +1, -1, with `order`; may be null
-  const float* matrix = nullptr;       ///< [H, D, D] row-major: A^-T of keys, A^-1 of values; null if not dense. Wins
-                                       ///< over `order`
-  const std::byte* fragments =
-      nullptr;                     ///< the matrix for decode (decode/rotation_layout.h), aligned to 16; with `matrix`.
-                                   ///< Of linear rows always: linear_query_matrices(), linear_value_matrices()
-  const float* factors = nullptr;  ///< [H, D] sign / channel_scale, instead of `signs`; with `order`, or null
-  const float* sizes = nullptr;    ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
-                                   ///< with `matrix`: A is orthogonal, and all are 1
+  const std::int8_t* signs = nullptr;    ///< [H, D] +1, -1, with `order`; may be null
+  const float* matrix = nullptr;         ///< [H, D, D] row-major: A^-T of keys, A^-1 of values; null if not dense. Wins
+                                         ///< over `order`
+  const std::byte* fragments = nullptr;  ///< the matrix for decode (decode/rotation_layout.h), aligned to 16; with
+                                         ///< `matrix`
+  const float* factors = nullptr;        ///< [H, D] sign / channel_scale, instead of `signs`; with `order`, or null
+  const float* sizes = nullptr;  ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
+                                 ///< with `matrix`: A is orthogonal, and all are 1
+  LinearTaps taps = {};          ///< of linear rows, for decode
   /// For dequantization of linear rows: linear_dequantize_matrices(), aligned to 16, or null.
   const std::byte* linear_rows = nullptr;
 };

@@ -37,8 +37,8 @@ struct RowCode {
   const HeadRows* heads = nullptr;  ///< [Hkv]
   const float* tables = nullptr;
   const float* weights = nullptr;  ///< [Hkv, odd_sets(b)] of sides with table_bits: table_weights(), else null
-  bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")
-  int search_bytes = 0;    ///< that the search of a trellis needs at most (trellis_search_bytes())
+  bool one_scale = false;          ///< a row has one scale (packing.md, "One scale a row")
+  int search_bytes = 0;            ///< that the search of a trellis needs at most (trellis_search_bytes())
 
   // centroids
   int num_centroids = 0;

@@ -43,15 +43,15 @@ __device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int
 template <typename T>
 struct CombineShared {
   static constexpr int kRows =
-      T::kHeadDim <= 128 && !T::kLinear ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
-  using Rotation = DenseRotation<T::kRowValues, T::kHeadDim>;
+      T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
+  using Rotation = DenseRotation<T::kHeadDim>;
   static constexpr int kRowTiles = (kRows + 7) / 8;
   static constexpr int kTailRows = T::kHeads / 4;  ///< rows of a unit of the tail
   static constexpr int kBatch = T::kPolicy.combine_batch;
   /// Partial results of a work tile that a block loads at once if it has all heads.
   static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
-  alignas(16) PaddedRow<T::kRowValues> rows[8 * kRowTiles];
-  alignas(16) float4 partial_values[kRotateWarps][T::kRowValues / 4];
+  alignas(16) PaddedRow<T::kHeadDim> rows[8 * kRowTiles];
+  alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
   float2 partial_states[kRotateWarps];
   CompletionCounter completions[kRows / T::kHeads];
   OutputRow outputs[kRows];                      ///< of each row
@@ -82,20 +82,17 @@ struct Partials {
 
 /// LSE merge of the partial results of each row of a unit. One warp merges a row; if there are fewer rows than warps,
 /// several warps share the row's partial results. Stores values in `rows` and weights in `weights`.
-/// @param columns      of a row that partial results have
 /// @param partials_of  number of a pass in the unit -> the Partials of its work tile
 /// @param weigh        (row, reference of the exponentials and sum) -> weight
 template <typename T, typename PartialsOf, typename Weigh>
-__device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit, int columns,
+__device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit,
                                                PartialsOf partials_of, Weigh weigh) {
-  constexpr int kQuads = T::kRowValues / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
+  constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
   constexpr int kBatch = CombineShared<T>::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int n = unit.rows(), at_once = min(n, kRotateWarps), row_warps = kRotateWarps >> log2_of(at_once);
   const int row_warp = warp >> log2_of(at_once);  // all counts are powers of two
-  const auto has = [&](int turn) {
-    return (kQuads % 32 == 0 || lane + 32 * turn < kQuads) && (!T::kLinear || 4 * (lane + 32 * turn) < columns);
-  };
+  const auto has = [&](int turn) { return kQuads % 32 == 0 || lane + 32 * turn < kQuads; };
 #pragma unroll 1
   for (int base = 0; base < n; base += at_once) {
     const int row = base + (warp & (at_once - 1)), row_of_tile = unit.first_row + (row & (unit.rows_each - 1));
@@ -220,7 +217,6 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
   ptx::griddepcontrol_launch_dependents();
   ptx::fetch_params(p);
   typename CombineShared<T>::Rotation dense{shared.rotation};
-  const int columns = !T::kLinear || p.cache.windows.exist() ? T::kRowValues : T::kSums;
   for (int number = static_cast<int>(blockIdx.x); number < count; number += static_cast<int>(gridDim.x)) {
     const int head = number % p.cache.num_kv_heads, rest = number / p.cache.num_kv_heads,
               tail_index = rest - units.units_before_tail;
@@ -235,7 +231,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
     const bool certain = unit.first_row == 0 || tail_index < 0;
-    if (is_dense<T>(p.cache.rotation_v) && certain) dense.open(p.cache.rotation_v, unit.head);
+    if (p.cache.rotation_v.matrix && certain) dense.open(p.cache.rotation_v, unit.head);
     // Rows of padding are merged and rotated with the others, but not stored.
     if (thread < unit.rows())
       shared.outputs[thread] = output_row(p, unit.first_pass + (thread >> log2_of(unit.rows_each)), unit.head,
@@ -266,15 +262,14 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
     if (tail_index >= 0) {
       if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
         unit.rows_each = CombineShared<T>::kTailRows;
-        if (is_dense<T>(p.cache.rotation_v) && !certain) dense.open(p.cache.rotation_v, unit.head);
+        if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();
         continue;
       }
     }
     merge_partials<T>(
-        shared, unit, columns,
-        [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
+        shared, unit, [&](int i) { return Partials<T>(p, decode_blocks, work_tile_of(i), shared.completions[i]); },
         [&](int row, float2 state) {
           if (shared.completions[row >> log2_of(unit.rows_each)].bits == CompletionCounter::kFaulty)
             state = make_float2(0.0f, kNaN);
@@ -290,10 +285,10 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
       const float center = p.cache.center_v ? p.cache.center_v[unit.head * kDim + channel] : 0.0f;
       return fmaf(shared.weights[row].y, center, x * shared.weights[row].x);
     };
-    if (is_dense<T>(p.cache.rotation_v)) {
+    if (p.cache.rotation_v.matrix) {
       const auto rotate = [&](auto tiles) {
         typename CombineShared<T>::Rotation::template Product<tiles.value> product;
-        dense.template multiply<tiles.value>(rows, product, columns / 16);
+        dense.template multiply<tiles.value>(rows, product);
         dense.template for_each<tiles.value>(product, [&](int row, int channel, float2 two) {
           if (row >= unit.rows()) return;
           const OutputRow& to = shared.outputs[row];

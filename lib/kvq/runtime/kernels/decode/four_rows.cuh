@@ -59,7 +59,8 @@ struct FourRowsState {
 };
 
 /// Sums of the exact tokens of bit tiles, in channels, where `out` has those of the coded ones, in bits or in another
-/// order of channels. There are few exact tokens, so these sums lie in shared memory, each lane's for itself, and take no registers.
+/// order of channels. There are few exact tokens, so these sums lie in shared memory, each lane's for itself, and take
+/// no registers.
 template <typename T>
 struct FourRowsExact {
   float2* sums;  ///< of the lane: channels g and g + 8 of channel block b at sums[32 b]; then `reference`, 0
@@ -419,7 +420,8 @@ struct FourRows {
     if constexpr (T::kLinear) {
       finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
     } else if constexpr (T::kTable) {
-      for (auto& block : state.out) block[0] -= half_weights * state.offsets[0], block[1] -= half_weights * state.offsets[0];
+      for (auto& block : state.out)
+        block[0] -= half_weights * state.offsets[0], block[1] -= half_weights * state.offsets[0];
     } else if constexpr (!T::kExact) {
 #pragma unroll
       for (int block = 0; block < T::kChannelBlocks; ++block)

@@ -92,8 +92,7 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   p.one_round_splits = grids.one_round_splits;
   const auto rotate_bytes = [](auto shared, const DeviceRotation& rotation) {
     using Shared = typename decltype(shared)::type;
-    return static_cast<int>(sizeof(Shared) -
-                            (T::kLinear || rotation.matrix ? 0 : sizeof(typename Shared::Rotation::Held)));
+    return static_cast<int>(sizeof(Shared) - (rotation.matrix ? 0 : sizeof(typename Shared::Rotation::Held)));
   };
   cudaError_t error = launch_kernel(decode::queries_kernel<T>, grids.query_blocks, decode::kRotateThreads,
                                     rotate_bytes(std::type_identity<decode::QueriesShared<T>>{}, p.cache.rotation_k),

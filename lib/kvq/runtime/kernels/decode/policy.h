@@ -55,9 +55,7 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear,
     policy.ring_bytes = 55296;  // formats with large stages: 7 x 9216 at most
     policy.query_buffers = 4, policy.combine_batch = 9;
     if (rows > 4) policy.registers = 128, policy.query_buffers = 2;  // queries of many rows take more shared memory
-    // Partial results have three times the numbers, and blocks have sums of exact tokens in shared memory.
-    if (linear) policy.query_buffers = 3, policy.combine_batch = 6, policy.rotate_registers = 128;
-    if (linear && wide) policy.combine_batch = 3;
+    if (linear) policy.query_buffers = 3;  // blocks have sums of exact tokens in shared memory
     if (rows == 16 || wide) policy.multiprocessor_blocks = 2, policy.registers = 168;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;

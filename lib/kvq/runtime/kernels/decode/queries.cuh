@@ -79,38 +79,90 @@ __device__ __forceinline__ void cut_queries(const PaddedRow<T::kHeadDim>* rows, 
   }
 }
 
+/// An element of Theta that is not 0 (LinearTaps).
+struct LinearTap {
+  float weight;
+  int source;
+};
+/// The taps of one head's keys: the first ones in shared memory, as many as trellises of memory 3 have, others in
+/// global memory.
+template <typename T>
+struct HeldTaps {
+  static constexpr int kMost = 4, kBits = 32 * T::KSide::kRowWords;
+  struct Held {
+    alignas(16) float weights[kMost][kBits];
+    alignas(16) std::uint16_t sources[kMost][kBits];
+  };
+  Held& held;
+  LinearTaps opened = {};  ///< of the head
+
+  __device__ __forceinline__ int count() const { return opened.count; }
+  /// Starts copies of a head's taps, unless they are open already. All threads of the block call it.
+  __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
+    const std::int64_t first =
+        rotation.per_head ? std::int64_t{head} * rotation.taps.count * kBits : 0;  // of the head's taps
+    if (opened.weights == rotation.taps.weights + first) return;
+    opened = {rotation.taps.weights + first, rotation.taps.sources + first, rotation.taps.count};
+    const int elements = min(kMost, opened.count) * kBits;
+    for (int i = static_cast<int>(threadIdx.x); i < elements / 4; i += kRotateThreads)
+      ptx::cp_async_16(ptx::shared_address(&held.weights[0][4 * i]), opened.weights + 4 * i);
+    for (int i = static_cast<int>(threadIdx.x); i < elements / 8; i += kRotateThreads)
+      ptx::cp_async_16(ptx::shared_address(&held.sources[0][8 * i]), opened.sources + 8 * i);
+  }
+  __device__ __forceinline__ LinearTap operator()(int tap, int bit) const {
+    if (tap < kMost) return {held.weights[tap][bit], held.sources[tap][bit]};
+    return {__ldg(opened.weights + tap * kBits + bit), __ldg(opened.sources + tap * kBits + bit)};
+  }
+};
+struct NoTaps {
+  struct Held {};
+  Held& held;
+};
+template <typename T>
+using TapsOf = std::conditional_t<T::kLinear, HeldTaps<T>, NoTaps>;
+
 /// Cuts a query for linear keys into integers of T::kPlanes bits, in two's complement, and writes the bits of half of
 /// its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
-/// @param values  [T::kQueryBits] numbers of the query for the bits of a key
-/// @param row     of the work tile
-/// @param half    which half of each chunk of words
+/// @param channels  [D] of the rotated query
+/// @param taps      of the keys' head
+/// @param row       of the work tile
+/// @param half      which half of each chunk of words
 template <typename T>
-__device__ __forceinline__ void cut_linear_query(const float* values, float softmax_scale, int row, int half, int lane,
-                                                 typename T::Operand& to) {
+__device__ __forceinline__ void cut_linear_query(const float* channels, const HeldTaps<T>& taps, float softmax_scale,
+                                                 int row, int half, int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
   constexpr int kPlanePairs = T::kPlanes / 2;
+  float values[Side::kRowWords] = {};  // of the lane's bit of each word
+#pragma unroll 2
+  for (int tap = 0; tap < taps.count(); ++tap)
+#pragma unroll
+    for (int w = 0; w < Side::kRowWords; ++w) {
+      const LinearTap at = taps(tap, 32 * w + lane);
+      values[w] = fmaf(at.weight, channels[at.source], values[w]);
+    }
   unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
 #pragma unroll
-  for (int w = 0; w < Side::kRowWords; ++w) most = max(most, __float_as_uint(fabsf(values[32 * w + lane])));
+  for (int w = 0; w < Side::kRowWords; ++w) most = max(most, __float_as_uint(fabsf(values[w])));
   for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
   const float largest = __uint_as_float(most), inverse = kLargest / largest;
   int sum = 0;
 #pragma unroll
-  for (int w = 0; w < Side::kRowWords; ++w) sum += __float2int_rn(values[32 * w + lane] * inverse);
+  for (int w = 0; w < Side::kRowWords; ++w) sum += __float2int_rn(values[w] * inverse);
   for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
   // Lane l keeps plane l of each word. Of a chunk of eight words, a lane of the product has the words 2 t and 2 t + 1.
   // Of what is left it has word t of four, and then word t of the rest, if there are both. Its column is one of two
   // planes of one row.
-#pragma unroll 1
+#pragma unroll
   for (int c = 0; c < Side::kChunks; ++c) {
     const bool is_long = c < Side::kLongChunks;
-#pragma unroll 1
-    for (int i = 4 * half; i < 4 * half + 4; ++i) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i / 4 != half) continue;
       const int word = 8 * c + i;
       unsigned bits = 0;
       if (word < Side::kRowWords) {
-        const int q = __float2int_rn(values[32 * word + lane] * inverse);
+        const int q = __float2int_rn(values[word < Side::kRowWords ? word : 0] * inverse);
 #pragma unroll
         for (int plane = 0; plane < T::kPlanes; ++plane) {
           const unsigned all = __ballot_sync(kAll, q >> plane & 1);
@@ -184,9 +236,10 @@ __device__ __forceinline__ void cut_table_query(const float* channels, const flo
 template <typename T>
 struct QueriesShared {
   static constexpr int kRows = 16;
-  using Rotation = DenseRotation<T::kHeadDim, T::kQueryValues>;
-  alignas(16) PaddedRow<T::kQueryValues> rows[kRows];
-  Pass passes[kRows];                ///< of each work tile
+  using Rotation = DenseRotation<T::kHeadDim>;
+  alignas(16) PaddedRow<T::kHeadDim> rows[kRows];
+  Pass passes[kRows];  ///< of each work tile
+  typename TapsOf<T>::Held taps;
   typename Rotation::Held rotation;  ///< allocated for dense rotations only
 };
 
@@ -219,9 +272,9 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
   const int grid = static_cast<int>(gridDim.x), head = static_cast<int>(blockIdx.x) % p.cache.num_kv_heads;
   ptx::fetch_params(p);
   typename QueriesShared<T>::Rotation dense{shared.rotation};
-  // Linear rows need rotated channels for exact tokens only.
-  const int columns = !T::kLinear || p.cache.windows.exist() ? T::kQueryValues : T::kQueryBits;
-  if (is_dense<T>(p.cache.rotation_k)) dense.open(p.cache.rotation_k, head);
+  TapsOf<T> taps{shared.taps};
+  if constexpr (T::kLinear) taps.open(p.cache.rotation_k, head);
+  if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
   const float scale = rsqrtf(static_cast<float>(max(1, p.cache.rotation_k.order)));
@@ -275,7 +328,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
       LaneRow<kDim> x;
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) x[j] = to_float(fetched[turn][j]);
-      if (p.cache.rotation_k.order >= 1 && !is_dense<T>(p.cache.rotation_k)) {
+      if (p.cache.rotation_k.order >= 1 && !p.cache.rotation_k.matrix) {
         multiply<kDim>(x, factors);
         transform<kDim>(x, p.cache.rotation_k.order, lane);
 #pragma unroll
@@ -290,12 +343,13 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     if (checks(n)) ring = load_ring(p.cache, sequence_of(p, pass_of(checked_tile)), entry.ring_slot);
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
+    if constexpr (T::kLinear) ptx::cp_async_wait_all();  // the taps; the barrier publishes them
     __syncthreads();
-    if (is_dense<T>(p.cache.rotation_k)) {
+    if (p.cache.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
-        dense.template apply<1>(rows, columns);
+        dense.template apply<1>(rows);
       else
-        dense.template apply<2>(rows, columns);
+        dense.template apply<2>(rows);
     }
     // A sequence with a fault in its tables has no tokens. One with a fault of its ring has, and is attended to, with
     // scores that are all NaN: it is poisoned.
@@ -340,7 +394,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     if constexpr (T::kLinear) {
 #pragma unroll 1
       for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
-        cut_linear_query<T>(rows[i / 2], p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
+        cut_linear_query<T>(rows[i / 2], taps, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
                             operands[first + i / 2 / T::kHeads * grid]);
     } else if constexpr (T::kTable) {
 #pragma unroll 1
@@ -356,12 +410,10 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     // Pairs of words: the high parts of two channels, their low parts.
     constexpr int kRowPairs = T::kChannelBlocks * 8,
                   kBusy = T::kBitTiles ? 0 : 32 * kCutters;  // threads that cut queries
-    for (int i = thread - kBusy; i >= 0 && i < n * T::kHeads * kRowPairs && columns > T::kQueryBits;
-         i += kRotateThreads - kBusy) {
+    for (int i = thread - kBusy; i >= 0 && i < n * T::kHeads * kRowPairs; i += kRotateThreads - kBusy) {
       const int row = i / 4 % T::kHeads, eight = i / 4 / T::kHeads % 2, block = i / 8 / T::kHeads % T::kChannelBlocks,
                 tile = i / T::kHeads / kRowPairs, t = i % 4;
-      const float2 x = *reinterpret_cast<const float2*>(
-          &rows[tile * T::kHeads + row][T::kQueryBits + 16 * block + 8 * eight + 2 * t]);
+      const float2 x = *reinterpret_cast<const float2*>(&rows[tile * T::kHeads + row][16 * block + 8 * eight + 2 * t]);
       unsigned high, low;
       split_bf16(x.x, x.y, high, low);
       auto& to = operands[first + tile * grid].bf16_parts[block];

@@ -12,7 +12,7 @@ namespace kvq::decode {
 constexpr int kRotateThreads = 256;  ///< of a block of the queries or of the combine kernel
 constexpr int kRotateWarps = kRotateThreads / 32;
 template <typename T>
-constexpr int kRotateRegisters = decode_policy(T::kHeadDim, 4, T::kLinear).rotate_registers;
+constexpr int kRotateRegisters = decode_policy(T::kHeadDim, 4).rotate_registers;
 
 /// Rows in shared memory, padded so that reading the eight rows of a fragment has no bank conflicts.
 template <int kDim>
@@ -30,47 +30,41 @@ __device__ __forceinline__ void split_bf16(float x, float y, unsigned& high, uns
 /// A warp takes a column tile of 16 columns at a time (rotation_layout.h), for all row tiles of eight rows. Up to
 /// head_dim 128 a warp has at most one column tile:
 /// open() starts copying the matrix to shared memory before the rows are ready, and each lane later reads the words
-/// that it copied. Above head_dim 128 lanes read the matrix from global memory during the product. Of the matrices of
-/// linear rows the high parts, those for bits, are copied, and the rest is read from global memory.
-/// @tparam kIn, kOut  rows and columns of the matrix
-template <int kIn, int kOut = kIn>
+/// that it copied. Above head_dim 128 lanes read the matrix from global memory during the product.
+template <int kDim>
 struct DenseRotation {
-  static constexpr int kSteps = kIn / 16, kColumnTiles = kOut / 16;
+  static constexpr int kSteps = kDim / 16, kColumnTiles = kDim / 16;
   static constexpr int kTurns = (kColumnTiles + kRotateWarps - 1) / kRotateWarps;
-  static constexpr int kAll = 2 * kTurns * kSteps, kMostHeld = 16;  ///< words of a lane, in fours; 64 KB of a block
-  static constexpr int kHeldWords = kTurns > 1 && kIn == kOut ? 0 : kAll < kMostHeld ? kAll : kMostHeld;
-  static constexpr bool kHeld = kHeldWords == kAll;
-  static_assert(kIn % 32 == 0 && kOut % 32 == 0);
-  using Held = uint4[kHeldWords > 0 ? kHeldWords : 1][kRotateThreads];  ///< the matrix: high parts, then low parts
+  static constexpr bool kHeld = kTurns == 1;
+  static_assert(kDim % 32 == 0);
+  using Held = uint4[kHeld ? 2 * kSteps : 1][kRotateThreads];  ///< the matrix: high parts, then low parts
 
   Held& held;
   const std::byte* opened = nullptr;  ///< the open matrix in global memory, at this lane's words
 
   /// Warps without a column tile read the last one.
   __device__ __forceinline__ const uint4* at(int turn, int step, int part) const {
-    constexpr DecodeRotationLayout kLayout{kIn, kOut};
+    constexpr DecodeRotationLayout kLayout{kDim};
     const int warp = static_cast<int>(threadIdx.x) >> 5,
               column_tile = min(warp + turn * kRotateWarps, kColumnTiles - 1);
     return reinterpret_cast<const uint4*>(opened + kLayout.lane_offset(column_tile, step, part, 0));
   }
   /// Makes a head's matrix the current one. Starts its copy to shared memory if `kHeld`, unless it is open already.
   __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
-    constexpr DecodeRotationLayout kLayout{kIn, kOut};
+    constexpr DecodeRotationLayout kLayout{kDim};
     const std::byte* matrix = rotation.fragments +
                               static_cast<std::int64_t>(rotation.per_head ? head : 0) * kLayout.bytes() +
                               kLayout.lane_offset(0, 0, 0, static_cast<int>(threadIdx.x) & 31);
     if (matrix == opened) return;
     opened = matrix;
 #pragma unroll
-    for (int i = 0; i < kHeldWords; ++i)
-      ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]),
-                       at(i / kSteps % kTurns, i % kSteps, i / kSteps / kTurns));
+    for (int i = 0; i < (kHeld ? 2 * kSteps : 0); ++i)
+      ptx::cp_async_16(ptx::shared_address(&held[i][threadIdx.x]), at(0, i % kSteps, i / kSteps));
   }
   /// Four words of the matrix for this lane, from shared or from global memory.
   __device__ __forceinline__ uint4 words(int turn, int step, int part) const {
-    const int i = (part * kTurns + turn) * kSteps + step;
-    if (kHeld || i < kHeldWords)
-      return held[i][threadIdx.x];
+    if constexpr (kHeld)
+      return held[part * kSteps + step][threadIdx.x];
     else
       return __ldg(at(turn, step, part));
   }
@@ -94,25 +88,21 @@ struct DenseRotation {
     }
   }
   /// Rows times the matrix, after open(). All threads call it; the warps of the block have different columns.
-  /// @param rows     [8 kRowTiles] all rows are read, so unused ones need not be initialized: rows do not mix
-  /// @param steps    the first so many steps of the sum
-  /// @param columns  the first so many columns
-  template <int kRowTiles, int kPadded>
-  __device__ __forceinline__ void multiply(const float (*rows)[kPadded], Product<kRowTiles>& rotated,
-                                           int steps = kSteps, int columns = kOut) const {
+  /// @param rows  [8 kRowTiles] all rows are read, so unused ones need not be initialized: rows do not mix
+  template <int kRowTiles>
+  __device__ __forceinline__ void multiply(const PaddedRow<kDim>* rows, Product<kRowTiles>& rotated) const {
     const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
     const int g = lane >> 2, t = lane & 3;
     ptx::cp_async_wait_all();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (warp + turn * kRotateWarps >= kColumnTiles || 16 * (warp + turn * kRotateWarps) >= columns) break;
+      if (warp + turn * kRotateWarps >= kColumnTiles) break;
       constexpr int kAccumulators = kRowTiles == 1 ? 3 : 2;  // independent accumulators, so that products overlap
       float c[kRowTiles][kAccumulators][4] = {};
       // If the matrix is held, a short loop is faster, because its instructions are fetched for the first time. If not,
       // 16 loads are in flight at once, as many as registers allow without spills.
-#pragma unroll kHeld ? 2 : kTurns> 2 ? 4 : 8
+#pragma unroll kHeld ? 2 : 8
       for (int step = 0; step < kSteps; ++step) {
-        if (step >= steps) break;
         const uint4 h = words(turn, step, 0), l = words(turn, step, 1);
 #pragma unroll
         for (int row_tile = 0; row_tile < kRowTiles; ++row_tile) {
@@ -134,28 +124,16 @@ struct DenseRotation {
     }
   }
   /// multiply() in place.
-  template <int kRowTiles, int kPadded>
-  __device__ __forceinline__ void apply(float (*rows)[kPadded], int columns = kOut) const {
+  template <int kRowTiles>
+  __device__ __forceinline__ void apply(PaddedRow<kDim>* rows) const {
     Product<kRowTiles> product;
-    if constexpr (kIn != kOut) {  // columns that are left out
-#pragma unroll
-      for (auto& turn : product)
-#pragma unroll
-        for (auto& sums : turn) sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
-    }
-    multiply<kRowTiles>(rows, product, kSteps, columns);
+    multiply<kRowTiles>(rows, product);
     __syncthreads();
     for_each<kRowTiles>(
         product, [&](int row, int channel, float2 two) { *reinterpret_cast<float2*>(&rows[row][channel]) = two; });
     __syncthreads();
   }
 };
-
-/// Are rows multiplied by a dense matrix? Linear rows always are.
-template <typename T>
-__device__ __forceinline__ bool is_dense(const DeviceRotation& rotation) {
-  return T::kLinear || rotation.matrix;
-}
 
 /// A row as one warp holds it: lane l has the channels l + 32 j.
 template <int kDim>

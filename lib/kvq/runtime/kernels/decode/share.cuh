@@ -14,6 +14,48 @@
 /// rows at a time, because a stage has room for these.
 namespace kvq::decode {
 
+/// The taps (LinearTaps) of four neighboring channels of values, for head_dim 128: 4 l .. 4 l + 3 of lane l. The
+/// constructor starts the loads of the first ones.
+class ValueTaps {
+ public:
+  __device__ __forceinline__ ValueTaps(const DeviceRotation& rotation, int head, int lane)
+      : count_(rotation.taps.count) {
+    const std::int64_t first = (rotation.per_head ? std::int64_t{head} * count_ * kDim : 0) + 4 * lane;
+    weights_ = rotation.taps.weights + first, sources_ = rotation.taps.sources + first;
+#pragma unroll
+    for (int tap = 0; tap < kLoaded; ++tap) loaded_[tap] = tap < count_ ? at(tap) : Four{};
+  }
+  /// Adds sums of bits to channels. @param sums  by place xor `swizzle`
+  __device__ __forceinline__ void add(const float* sums, int swizzle, float4& channels) const {
+    const auto add_four = [&](const Four& four) {
+      channels.x = fmaf(four.weights.x, sums[four.sources.x ^ swizzle], channels.x);
+      channels.y = fmaf(four.weights.y, sums[four.sources.y ^ swizzle], channels.y);
+      channels.z = fmaf(four.weights.z, sums[four.sources.z ^ swizzle], channels.z);
+      channels.w = fmaf(four.weights.w, sums[four.sources.w ^ swizzle], channels.w);
+    };
+#pragma unroll
+    for (int tap = 0; tap < kLoaded; ++tap)
+      if (tap < count_) add_four(loaded_[tap]);
+#pragma unroll 4
+    for (int tap = kLoaded; tap < count_; ++tap) add_four(at(tap));
+  }
+
+ private:
+  static constexpr int kDim = 128, kLoaded = 4;
+  struct Four {
+    float4 weights;
+    ushort4 sources;
+  };
+  __device__ __forceinline__ Four at(int tap) const {
+    return {__ldg(reinterpret_cast<const float4*>(weights_ + tap * kDim)),
+            __ldg(reinterpret_cast<const ushort4*>(sources_ + tap * kDim))};
+  }
+  int count_;
+  const float* weights_;
+  const std::uint16_t* sources_;
+  Four loaded_[kLoaded];
+};
+
 /// Stores a consumer warp's share and merges all of them. All consumer warps call it, with neighboring stages.
 /// @param attention  FourRows or ManyRows
 /// @param odd        0 and 1 in turn: a consumer warp may store states while others still read the ones before
@@ -44,10 +86,10 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       const bool is_nan = state.sum != state.sum && state.empty();
       states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
     });
-  // Merges the shares' rows of a row block, of so many values each, into those behind `first_value` in the partial
-  // result.
-  const auto merge_shares = [&](auto dim, int block, int first_value) {
-    constexpr int kDim = dim.value, kQuads = kDim / 4;
+  // Calls take(row, quad, merged values of the quad) for the thread's quads of a row block, when the shares of all
+  // consumer warps are stored. Rows of a share have so many values.
+  const auto merge_shares = [&](auto row_values, int block, auto take) {
+    constexpr int kValues = row_values.value, kQuads = kValues / 4;
     wait_for_consumers();
 #pragma unroll
     for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads) {
@@ -62,12 +104,29 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       float4 values = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int w = 0; w < T::kConsumerWarps; ++w)
-        add_scaled(values, merged.add(of_warp[w], ptx::ex2),
-                   *reinterpret_cast<const float4*>(share_of(w) + in_block * kDim + ((4 * quad) ^ swizzle(in_block))));
-      reinterpret_cast<float4*>(partial.value[row] + first_value)[quad] = values;
-      if (quad == 0 && first_value == 0) partial.state[row] = make_float2(merged.max, merged.sum);
+        add_scaled(
+            values, merged.add(of_warp[w], ptx::ex2),
+            *reinterpret_cast<const float4*>(share_of(w) + in_block * kValues + ((4 * quad) ^ swizzle(in_block))));
+      take(row, quad, values);
+      if (quad == 0) partial.state[row] = make_float2(merged.max, merged.sum);
     }
   };
+  const bool any_exact = T::kBitTiles && p.cache.windows.exist() && (flags & kStageExactPart);
+  const auto store_values = [&](int row, int quad, const float4& values) {
+    reinterpret_cast<float4*>(partial.value[row])[quad] = values;
+  };
+  [[maybe_unused]] float4 exact_values = make_float4(0, 0, 0, 0);  // of the thread's channels, of linear rows
+  if constexpr (T::kLinear) {
+    static_assert(kRows == T::kConsumerWarps && T::kHeadDim == 128);
+    if (any_exact) {
+      attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
+        share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
+      });
+      merge_shares(std::integral_constant<int, T::kHeadDim>{}, 0,
+                   [&](int, int, const float4& values) { exact_values = values; });
+      wait_for_consumers();  // all have read the sums of exact tokens
+    }
+  }
 #pragma unroll
   for (int block = 0; block < T::kRowBlocks; ++block) {
     if (block > 0) wait_for_consumers();  // all have read the rows before
@@ -81,29 +140,24 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       share_of(warp)[row * T::kSums + (channel_of(place) ^ swizzle(row))] = value;
     });
     if constexpr (T::kTable) {
-      if (p.cache.windows.exist() && (flags & kStageExactPart)) {
+      if (any_exact) {
         __syncwarp();  // another lane wrote the channel
         attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
           share_of(warp)[row * T::kSums + (channel ^ swizzle(row))] += value;
         });
       }
     }
-    merge_shares(std::integral_constant<int, T::kSums>{}, block, 0);
-  }
-  if constexpr (T::kLinear) {
-    if (!p.cache.windows.exist()) {
-      // Nobody reads sums of exact tokens.
-    } else if (flags & kStageExactPart) {
-      wait_for_consumers();
-      attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
-        share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
-      });
-      merge_shares(std::integral_constant<int, T::kHeadDim>{}, 0, T::kSums);
+    if constexpr (!T::kLinear) {
+      merge_shares(std::integral_constant<int, T::kSums>{}, block, store_values);
     } else {
-      constexpr int kQuads = T::kHeadDim / 4;
-#pragma unroll
-      for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads)
-        reinterpret_cast<float4*>(partial.value[i / kQuads] + T::kSums)[i % kQuads] = make_float4(0, 0, 0, 0);
+      // Each thread has four channels of one row: it sums up bits of the merged share.
+      const ValueTaps taps(p.cache.rotation_v, shared.partial_ids[buffer].work_tile % p.cache.num_kv_heads, lane);
+      merge_shares(std::integral_constant<int, T::kSums>{}, block, [&](int row, int quad, const float4& values) {
+        *reinterpret_cast<float4*>(share_of(0) + row * T::kSums + ((4 * quad) ^ swizzle(row))) = values;
+      });
+      wait_for_consumers();
+      taps.add(share_of(0) + warp * T::kSums, swizzle(warp), exact_values);
+      store_values(warp, lane, exact_values);
     }
   }
   // All consumer threads have read the stages of all consumer warps. Each arrives for itself at all of them, because

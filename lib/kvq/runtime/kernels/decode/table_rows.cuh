@@ -9,11 +9,11 @@
 /// scale times a sum of weight[S] x[S] over the odd sets S of its code's bits, x[S] = +1/2 or -1/2 (table_layout.h).
 ///
 /// Keys: binary products as of linear rows (linear_rows.cuh). Words of single bits lie in the tile; one exclusive or of
-/// three of them makes a word of another set, of 32 channels at once. The queries kernel has multiplied the query by the
-/// weights.
+/// three of them makes a word of another set, of 32 channels at once. The queries kernel has multiplied the query by
+/// the weights.
 ///
-/// Values: of each odd set, a mask leaves one bit of each of four tokens, times a power of two. The products of all sets
-/// of a channel end in the same accumulator, each times its weight. Row r of channel block b is the channel
+/// Values: of each odd set, a mask leaves one bit of each of four tokens, times a power of two. The products of all
+/// sets of a channel end in the same accumulator, each times its weight. Row r of channel block b is the channel
 /// table_value_channel(16 b + r).
 namespace kvq::decode {
 
@@ -137,8 +137,9 @@ __device__ __forceinline__ void add_table_values(const unsigned char* values, co
         int sums[4] = {};
 #pragma unroll
         for (int u = 0; u < kTiles; u += 2)
-          ptx::mma_m16n8k32_u8u8(sums, codes(u, 0).field(set, i), codes(u, 1).field(set, i), codes(u + 1, 0).field(set, i),
-                                 codes(u + 1, 1).field(set, i), columns[u], columns[u + 1]);
+          ptx::mma_m16n8k32_u8u8(sums, codes(u, 0).field(set, i), codes(u, 1).field(set, i),
+                                 codes(u + 1, 0).field(set, i), codes(u + 1, 1).field(set, i), columns[u],
+                                 columns[u + 1]);
         const float factor = weight * (1.0f / static_cast<float>(1 << Codes::place(set, i)));
 #pragma unroll
         for (int half = 0; half < kHalves; ++half) {

@@ -43,14 +43,6 @@ struct DecodeTraits {
     if constexpr (kTable) return KSide::kBits > 3 || VSide::kBits > 3;
     return false;
   }();
-  /// Numbers of a row in a partial result: its sums. Linear rows have sums of exact tokens, of channels, behind them.
-  static constexpr int kRowValues = kSums + (kLinear ? kHeadDim : 0);
-  /// Numbers of a prepared query: its channels, rotated. Linear rows have those for the bits of keys before them.
-  static constexpr int kQueryBits = [] {
-    if constexpr (kLinear) return KSide::kRowBits;
-    return 0;
-  }();
-  static constexpr int kQueryValues = kQueryBits + kHeadDim;
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
   /// one group, hence have the same weight. Then the product for a slice may leave the higher slices in the byte, and
@@ -146,7 +138,7 @@ struct DecodeTraits {
   };
   /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
   struct alignas(16) Partial {
-    float value[kHeads][kRowValues];
+    float value[kHeads][kHeadDim];
     float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
   };
   /// Description of a stage's KV chunk. An empty stage is neither coded nor exact: it has flags only.
