@@ -63,6 +63,17 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
   return *row;
 }
 
+const DecodeVariant& choose_generic_decode(const std::string& k, const std::string& v, int head_dim, int heads,
+                                           bool bf16) {
+  const auto [key, value] = parse_sides(k, v, head_dim);
+  const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
+  if (!generic_supports(format))
+    throw Error{ErrorKind::unsupported, fmt::format("--head-dim {}: generic kernels take multiples of 8 up to {}",
+                                                    head_dim, kGenericHeadDim)};
+  static std::deque<DecodeVariant> made;  // references stay valid
+  return made.emplace_back(generic_decode(format, heads, bf16));
+}
+
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
   const auto [key, value] = parse_sides(k, v, head_dim);
   for (const WriteVariant* row : write_variants())

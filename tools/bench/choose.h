@@ -16,6 +16,10 @@ namespace kvq::bench {
 /// @throws       Error{usage} if `k` or `v` is no side, Error{unsupported} with the list of built variants if none fits
 const DecodeVariant& choose_decode(const std::string& k, const std::string& v, int head_dim, int heads, bool bf16,
                                    int new_tokens = 1);
+/// The generic kernels for sides in the notation of variants.json.
+/// @throws  Error{usage} as above, Error{unsupported} for a head_dim that they do not take
+const DecodeVariant& choose_generic_decode(const std::string& k, const std::string& v, int head_dim, int heads,
+                                           bool bf16);
 const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16);
 /// Finds the variant that dequantizes the cache for prefill attention.
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16);

@@ -6,8 +6,8 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
-#include <kvq/plan/table_rows.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/runtime/row_code_data.h>
 
 #include <fmt/format.h>
 
@@ -43,6 +43,15 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
       c.context, [&](int t) { return keys.at(t); }, [&](int t) { return values.at(t); }, k.plans.back(), v.plans.back(),
       floats_at(q + all - elements, elements, c.variant->bf16), dim, static_cast<double>(softmax_scale));
   return relative_error(std::span(found).last(elements), expected);
+}
+
+/// What kernels know of the rows of a side in bit tiles.
+RowCode code_of(Memory& memory, const DecodeCase& c, const TileSide& side, bool bfloat) {
+  const RowCodeData data =
+      row_code_data(for_heads(bit_plan(side, bfloat), c.num_kv_heads), c.num_kv_heads, side.head_dim);
+  RowCode code = data.values;
+  code.heads = memory.put(data.heads), code.tables = memory.put(data.tables), code.weights = memory.put(data.weights);
+  return code;
 }
 
 /// The write of a case's new tokens, with the rotations of its cache. Affine sides with dense rotations are clipped, as
@@ -132,14 +141,9 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  if (variant.k.table_bits > 0) {
-    const auto weights = [&](const TileSide& side, bool bfloat) {
-      return memory.put(table_weights(bit_plan(side, bfloat), c.num_kv_heads, side.head_dim));
-    };
-    p.cache.code_k.weights = weights(variant.k, variant.k_bfloat);
-    p.cache.code_v.weights = weights(variant.v, variant.v_bfloat);
-  }
-  if (variant.k.is_bits() && variant.k.table_bits == 0)
+  if (variant.k.is_bits()) p.cache.code_k = code_of(memory, c, variant.k, variant.k_bfloat);
+  if (variant.v.is_bits()) p.cache.code_v = code_of(memory, c, variant.v, variant.v_bfloat);
+  if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0)
     p.cache.rotation_k = linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k),
     p.cache.rotation_v = linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v);
   else

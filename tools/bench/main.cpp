@@ -26,7 +26,7 @@ struct BenchFlags {
   int prefix = 30720, chunk = 2048, new_tokens = 1;
   std::vector<int> batch = {1, 8, 32}, prefill_batch = {1, 8}, context = {32768},
                    tokens = {1, 32, 256, 1024, 8192, 32768}, hadamard = {1, 16, 32, 64, 128};
-  bool dense = false, transform = false, windows = false, unchecked = false, append = false;
+  bool dense = false, transform = false, windows = false, unchecked = false, append = false, generic = false;
   double clip = 1.0;
   int memory = 3;
   bool dry_run = false, explain = false, json = false, quiet = false;
@@ -42,6 +42,7 @@ constexpr const char* kSides =
     "           before these, of u, z: integer zero points\n"
     "  w8n1     linear rows of 8 words and one scale (all verbs)\n"
     "  w12n1t3  codebook codes, 3 bits; w16n1t4: 4 bits (decode, write)\n"
+    "  w12n3    segments of codebook codes with 3 scales (decode --generic, write)\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";
@@ -137,6 +138,7 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
   decode->add_option("--new-tokens", f.new_tokens, "each case also with so many new tokens of each sequence")
       ->check(whole_number(1, kMostNewTokens))
       ->capture_default_str();
+  decode->add_flag("--generic", f.generic, "the generic kernels, which take all formats, instead of tuned ones");
   decode->add_flag("--append", f.append, "each case also as a layer of a step: behind the write of its new tokens");
   auto* explain =
       decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
@@ -264,7 +266,11 @@ Run decode_cases(const BenchFlags& f) {
   const bool bf16 = f.activation == "bf16";
   const auto [k, v] = sides(f);
   std::vector<const DecodeVariant*> variants = all_decode(f.head_dim, heads, bf16);
-  if (!k.empty()) variants = {&choose_decode(k, v, f.head_dim, heads, bf16)};
+  if (f.generic && (k.empty() || f.explain))
+    throw Error{ErrorKind::usage, "--generic: expected --k or --v, and no --explain"};
+  if (!k.empty())
+    variants = {f.generic ? &choose_generic_decode(k, v, f.head_dim, heads, bf16)
+                          : &choose_decode(k, v, f.head_dim, heads, bf16)};
   Run run;
   const auto new_tokens = f.new_tokens > 1 ? std::vector<int>{1, f.new_tokens} : std::vector<int>{1};
   for (const DecodeVariant* variant : variants)
@@ -290,7 +296,7 @@ Run decode_cases(const BenchFlags& f) {
                                 {},
                                 {}});
           DecodeCase& c = run.decode.back().c;
-          c.variant = find_decode_variant(c.key());
+          if (!f.generic) c.variant = find_decode_variant(c.key());
           if (context < tokens)
             throw Error{ErrorKind::usage, fmt::format("--new-tokens {}: more than --context {}", tokens, context)};
           if (f.explain) run.decode.back().explanation = explain(run.decode.back().c, f.multiprocessors);

@@ -4,6 +4,7 @@
 
 #include <kvq/codec/codec.h>
 #include <kvq/codec/rotation_matrix.h>
+#include <kvq/core/error.h>
 
 #include <algorithm>
 #include <cmath>
@@ -44,10 +45,53 @@ TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   return plan;
 }
 
+/// Segments of codebook codes of neighboring widths, about as long as Block-GTQ chooses them.
+TensorPlan segment_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
+  const int dim = side.head_dim, bits = 32 * side.row_words / dim;
+  struct Segment {
+    int width, channels;
+  };
+  // The widths above and below the mean take as many bits from each other.
+  const int rare = dim / 16, few = dim / 8;
+  std::vector<Segment> segments;
+  if (side.numbers == 2) segments = {{bits + 1, dim / 2}, {bits - 1, dim / 2}};
+  if (side.numbers == 3) segments = {{bits + 1, few}, {bits, dim - 2 * few}, {bits - 1, few}};
+  if (side.numbers == 4)
+    segments = {{bits + 2, rare}, {bits + 1, few}, {bits, dim - rare - 3 * few}, {bits - 1, 2 * few}};
+  if (segments.empty() || bits * dim != 32 * side.row_words || bits < 2 || bits > 6)
+    throw Error{ErrorKind::usage, fmt::format("w{}n{}: expected rows of 2 to 6 bits a channel, and up to 4 scales",
+                                              side.row_words, side.numbers)};
+  CodebookCoder coder{.bits = segments[0].width, .group_size = 0, .rule = rule,
+                      .scale_type = number_type_of(side, bfloat)};
+  BitAllocation widths;
+  for (const auto& [width, channels] : segments) {
+    widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(channels),
+                               static_cast<std::uint8_t>(width));
+    std::vector<float>& table = coder.tables[width];
+    for (int c = 0; c < 1 << width; ++c)
+      table.push_back(gaussian_step(width) * (static_cast<float>(c) + 0.5f - std::ldexp(1.0f, width - 1)));
+  }
+  TensorPlan plan;
+  plan.coder = coder, plan.allocation = widths;
+  return plan;
+}
+
 }  // namespace
+
+TensorPlan for_heads(TensorPlan plan, int num_kv_heads) {
+  if (!plan.allocation) return plan;
+  const BitAllocation one = *plan.allocation;
+  for (int head = 1; head < num_kv_heads; ++head) {
+    BitAllocation& all = *plan.allocation;
+    all.channel_bits.insert(all.channel_bits.end(), one.channel_bits.begin(), one.channel_bits.end());
+    all.segment_gain.insert(all.segment_gain.end(), one.segment_gain.begin(), one.segment_gain.end());
+  }
+  return plan;
+}
 
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
   if (side.table_bits > 0) return table_plan(side, bfloat, rule);
+  if (side.numbers > 1) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
   const TrellisTaps two[] = {

@@ -20,11 +20,13 @@ namespace kvq::bench {
 UniformCoder coder_of(const TileSide& side, bool bfloat, ScaleRule symmetric_rule = ScaleRule::norm);
 inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : ScaleType::fp16; }
 
-/// Plan of a single head whose rows fill the words of a side in bit tiles, with one scale a row: codebook codes of
+/// Plan of a single head whose rows fill the words of a side in bit tiles. One number: codebook codes of
 /// side.table_bits, or, if these are 0, linear rows (plan/linear_rows.h), trellis codes of one or two neighboring
-/// widths.
+/// widths. More numbers: as many segments of codebook codes, as Block-GTQ has them.
 /// @param memory  of the trellises, 1 to 3; widths with fewer in packing.md have those
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory = 1, ScaleRule rule = ScaleRule::norm);
+/// A plan of a single head for so many equal heads.
+TensorPlan for_heads(TensorPlan plan, int num_kv_heads);
 
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);

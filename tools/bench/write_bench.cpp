@@ -133,13 +133,7 @@ struct Rows {
 TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::mt19937& random) {
   TensorPlan plan;
   if (side.is_bits()) {
-    plan = bit_plan(side, bfloat, c.memory, c.symmetric_rule);
-    const BitAllocation one = plan.allocation.value_or(BitAllocation{});  // of one head
-    for (int head = 1; plan.allocation && head < c.num_kv_heads; ++head) {
-      BitAllocation& widths = *plan.allocation;
-      widths.channel_bits.insert(widths.channel_bits.end(), one.channel_bits.begin(), one.channel_bits.end());
-      widths.segment_gain.insert(widths.segment_gain.end(), one.segment_gain.begin(), one.segment_gain.end());
-    }
+    plan = for_heads(bit_plan(side, bfloat, c.memory, c.symmetric_rule), c.num_kv_heads);
   } else {
     plan.coder = coder_of(side, bfloat, c.symmetric_rule);
   }
