@@ -4,6 +4,7 @@
 
 #include "support/transforms.h"
 
+#include <kvq/plan/segment_rows.h>
 #include <kvq/plan/table_rows.h>
 #include <kvq/runtime/prepare.h>
 
@@ -11,6 +12,8 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <stdexcept>
+#include <utility>
 
 namespace kvq::test {
 
@@ -84,7 +87,9 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
     const float scale = constant ? 0.0f : (0.3f + uniform(key + 2000 + g)) * 2.0f / levels * factor,
                 other = uniform(key + 3000 + g);
     put_group_number(tile + number_offset(side, token, g, 0), scale, side, bfloat);
-    if (side.numbers == 2)
+    for (int i = 1; side.is_bits() && i < side.numbers; ++i)  // scales of segments
+      put_group_number(tile + number_offset(side, token, g, i), scale * (0.5f + uniform(key + 2100 + i)), side, bfloat);
+    if (!side.is_bits() && side.numbers == 2)
       put_group_number(tile + number_offset(side, token, g, 1),
                        side.integer_zero ? rintf(0.5f * levels + 6.0f * other - 3.0f)
                                          : -0.5f * levels * scale + factor * (0.2f * other - 0.1f),
@@ -142,22 +147,60 @@ plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVar
   return all;
 }
 
+/// A codebook of random numbers that is symmetric about 0.
+std::vector<float> odd_table(int bits, std::mt19937& random) {
+  const int half = 1 << (bits - 1);
+  std::normal_distribution<float> normal;
+  std::vector<float> upper(static_cast<std::size_t>(half)), table;
+  for (float& x : upper) x = 0.01f + std::abs(normal(random));
+  std::sort(upper.begin(), upper.end());
+  for (auto x = upper.rbegin(); x != upper.rend(); ++x) table.push_back(-*x);
+  table.insert(table.end(), upper.begin(), upper.end());
+  return table;
+}
+
+/// Keys of mixed widths with codebook codes: other widths and codebooks for each head; with one scale, gains.
+const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& side, RowCode& code,
+                           plain::PlainBases& bases, std::mt19937& random) {
+  const auto dim = static_cast<std::size_t>(side.head_dim);
+  TensorPlan plan;
+  plan.rotation.scope = Scope::kv_head;
+  CodebookCoder coder{.bits = 4, .group_size = 0, .per_head = true};
+  BitAllocation widths;
+  for (int head = 0; head < c.num_kv_heads; ++head) {
+    // As many channels of 4 bits as of 2 and twice those of 1, so that the mean is 3.
+    const int ones = side.numbers == 4 || side.numbers == 1 ? 2 + static_cast<int>(random() % 10) : 0,
+              twos = side.numbers == 2 ? 64 : 5 + static_cast<int>(random() % 20), fours = twos + 2 * ones;
+    for (const auto& [width, count] : {std::pair{4, fours}, {3, side.head_dim - fours - twos - ones}, {2, twos}, {1, ones}})
+      widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(count),
+                                 static_cast<std::uint8_t>(width));
+    for (const int width : {1, 2, 3, 4}) {
+      const std::vector<float> table = odd_table(width, random);
+      coder.tables[width].insert(coder.tables[width].end(), table.begin(), table.end());
+    }
+    for (int width = 0; side.numbers == 1 && width < kGainWidths; ++width)
+      widths.segment_gain.push_back(std::exp2(static_cast<float>(random() % 5) - 2.0f));
+  }
+  plan.coder = coder, plan.allocation = widths;
+  const SegmentRows rows = segment_rows(plan, c.num_kv_heads, side.head_dim);
+  if (rows.programs.empty()) throw std::logic_error("the plan has no rows of segments");
+  code.programs = bases.programs = arena.put(rows.programs);
+  code.program_taps = {arena.put(rows.weights), arena.put(rows.sources), 1};
+  constexpr std::size_t kBits = 32 * kSegmentWords;
+  std::vector<float> all(static_cast<std::size_t>(c.num_kv_heads) * dim * kBits);
+  for (std::size_t i = 0; i < rows.weights.size(); ++i)
+    all[(i / kBits * dim + rows.sources[i]) * kBits + i % kBits] += rows.weights[i];
+  return arena.put(all);
+}
+
 /// Codebook codes: a codebook of random numbers for each head, symmetric about 0, and its odd sets as a basis.
 plain::PlainBases make_tables(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
                               std::mt19937& random) {
   const auto of_side = [&](const TileSide& side, RowCode& code) {
-    const int bits = side.table_bits, half = 1 << (bits - 1), words = plain::linear_bits(side) / 32;
-    std::normal_distribution<float> normal;
+    const int bits = side.table_bits, words = plain::linear_bits(side) / 32;
     std::vector<float> weights, bases(static_cast<std::size_t>(c.num_kv_heads * side.head_dim * 32 * words));
     for (int head = 0; head < c.num_kv_heads; ++head) {
-      std::vector<float> upper(static_cast<std::size_t>(half)), table(static_cast<std::size_t>(2 * half));
-      for (float& x : upper) x = std::abs(normal(random));
-      std::sort(upper.begin(), upper.end());
-      for (int i = 0; i < half; ++i) {
-        table[static_cast<std::size_t>(half + i)] = upper[static_cast<std::size_t>(i)];
-        table[static_cast<std::size_t>(half - 1 - i)] = -upper[static_cast<std::size_t>(i)];
-      }
-      for (const double weight : odd_weights(table)) weights.push_back(static_cast<float>(weight));
+      for (const double weight : odd_weights(odd_table(bits, random))) weights.push_back(static_cast<float>(weight));
       for (int w = 0; w < words; ++w)
         for (int i = 0; i < 32; ++i) {
           const TableWord word = table_word(bits, w);
@@ -170,7 +213,9 @@ plain::PlainBases make_tables(Arena& arena, const DecodeCase& c, const DecodeVar
     return arena.put(bases);
   };
   plain::PlainBases all;
-  all.k = of_side(variant.k, cache.code_k), all.v = of_side(variant.v, cache.code_v);
+  all.k = variant.k.segments ? make_segments(arena, c, variant.k, cache.code_k, all, random)
+                             : of_side(variant.k, cache.code_k);
+  all.v = of_side(variant.v, cache.code_v);
   return all;
 }
 
@@ -322,7 +367,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     p.cache.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
   plain::PlainBases bases;
-  if (variant.k.table_bits > 0)
+  if (variant.v.table_bits > 0)
     bases = make_tables(arena, c, variant, p.cache, random);
   else if (variant.k.is_bits())
     bases = make_linear(arena, c, variant, p.cache, random);

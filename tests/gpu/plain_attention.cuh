@@ -2,6 +2,7 @@
 
 #include "case_windows.cuh"
 
+#include <kvq/plan/segment_layout.h>
 #include <kvq/plan/table_layout.h>
 #include <kvq/runtime/kernels/decode/params.h>
 
@@ -126,12 +127,14 @@ constexpr float kLinearQuery = 8191;  ///< largest integer of a query for linear
 
 /// Numbers that a row of a side in bit tiles is linear in: its bits, or of codebook codes x of all odd sets.
 __host__ __device__ inline int linear_bits(const TileSide& side) {
+  if (side.segments) return 32 * kSegmentWords;
   return 32 * (side.table_bits > 0 ? table_words(side.table_bits) : side.row_words);
 }
 
 /// Theta [Hkv, D, linear_bits()] of the rows in bit tiles of both sides, else null.
 struct PlainBases {
   const float *k = nullptr, *v = nullptr;
+  const SegmentProgram* programs = nullptr;  ///< [Hkv] of keys with `segments`
 };
 
 /// A query for the bits of linear keys: q Theta. @param scratch  [kMostRowBits]
@@ -148,14 +151,19 @@ __device__ void query_of_bits(const Float* row, Float* scratch, const float* bas
 }
 /// Number x of linear_bits() of a row, +1/2 or -1/2.
 template <typename Float>
-__device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* tile, int token, int x) {
+__device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* tile, int token, int x,
+                         const SegmentProgram* program = nullptr) {
   const auto stored = [&](int bit) {
     const int offset =
         is_value ? value_byte_offset(side, token, bit / 8) : key_word_offset(side, token, bit / 32) + bit % 32 / 8;
     return static_cast<int>(tile[offset]) >> bit % 8 & 1;
   };
   int bit = 0;
-  if (side.table_bits > 0) {
+  if (const int derived = x / 32 - kSegmentRowWords; side.segments && derived >= 0) {
+    for (int i = 0; i < 3; ++i)
+      if (const int of_plane = program->planes[derived][i] + x % 32; of_plane < 32 * side.row_words)
+        bit ^= stored(of_plane);
+  } else if (side.table_bits > 0) {
     const BitSegment all{side.table_bits, 0, side.head_dim, 0};
     const TableWord word = table_word(side.table_bits, x / 32);
     for (int i = 0; i < side.table_bits; ++i)
@@ -263,9 +271,14 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
     Float sum = 0;
     if (linear && !test::case_tokens(p.cache, b).is_exact(t)) {
       const std::byte* tile = tile_of(p, layout, b, head, t, false);
-      for (int x = 0; x < linear_bits(layout.k); ++x)
-        sum += bits_of_query[x] * row_bit<Float>(layout.k, false, tile, t % kTileTokens, x);
-      sum *= number_of<Float>(layout.k, bfloat_k, tile, t % kTileTokens, 0, 0);
+      const SegmentProgram* program = bases.programs ? bases.programs + head : nullptr;
+      for (int number = 0; number < layout.k.numbers; ++number) {
+        Float of_number = 0;  // of the bits that the scale belongs to
+        for (int x = 0; x < linear_bits(layout.k); ++x)
+          if (!program || program->masks[number][x / 32] >> x % 32 & 1)
+            of_number += bits_of_query[x] * row_bit<Float>(layout.k, false, tile, t % kTileTokens, x, program);
+        sum += of_number * number_of<Float>(layout.k, bfloat_k, tile, t % kTileTokens, 0, number);
+      }
     } else
       for (int c = 0; c < dim; ++c)
         sum += row[c] * stored_value<Float>(p, layout, bfloat_k, bfloat_v, b, head, t, c, false);

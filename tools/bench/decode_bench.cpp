@@ -50,6 +50,10 @@ RowCode code_of(Memory& memory, const DecodeCase& c, const TileSide& side, bool 
   const RowCodeData data =
       row_code_data(for_heads(bit_plan(side, bfloat), c.num_kv_heads), c.num_kv_heads, side.head_dim);
   RowCode code = data.values;
+  if (!data.segments.programs.empty()) {
+    code.programs = memory.put(data.segments.programs);
+    code.program_taps = {memory.put(data.segments.weights), memory.put(data.segments.sources), 1};
+  }
   code.heads = memory.put(data.heads), code.tables = memory.put(data.tables), code.weights = memory.put(data.weights);
   return code;
 }
@@ -143,7 +147,7 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   if (variant.k.is_bits()) p.cache.code_k = code_of(memory, c, variant.k, variant.k_bfloat);
   if (variant.v.is_bits()) p.cache.code_v = code_of(memory, c, variant.v, variant.v_bfloat);
-  if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0)
+  if (variant.tuned && variant.k.is_bits() && variant.v.table_bits == 0)
     p.cache.rotation_k = linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k),
     p.cache.rotation_v = linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v);
   else

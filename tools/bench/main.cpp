@@ -42,7 +42,7 @@ constexpr const char* kSides =
     "           before these, of u, z: integer zero points\n"
     "  w8n1     linear rows of 8 words and one scale (all verbs)\n"
     "  w12n1t3  codebook codes, 3 bits; w16n1t4: 4 bits (decode, write)\n"
-    "  w12n3    segments of codebook codes with 3 scales (decode --generic, write)\n"
+    "  w12n3c   keys of mixed widths, codebook codes, 3 scales (decode, write)\n"
     "  bf16     exact rows (decode)\n"
     "Without --k and --v: every kernel that is built for these sizes\n"
     "(lib/kvq/runtime/variants.json).";

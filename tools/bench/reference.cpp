@@ -55,7 +55,7 @@ TensorPlan segment_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   const int rare = dim / 16, few = dim / 8;
   std::vector<Segment> segments;
   if (side.numbers == 2) segments = {{bits + 1, dim / 2}, {bits - 1, dim / 2}};
-  if (side.numbers == 3) segments = {{bits + 1, few}, {bits, dim - 2 * few}, {bits - 1, few}};
+  if (side.numbers == 3 || side.numbers == 1) segments = {{bits + 1, few}, {bits, dim - 2 * few}, {bits - 1, few}};
   if (side.numbers == 4)
     segments = {{bits + 2, rare}, {bits + 1, few}, {bits, dim - rare - 3 * few}, {bits - 1, 2 * few}};
   if (segments.empty() || bits * dim != 32 * side.row_words || bits < 2 || bits > 6)
@@ -64,12 +64,15 @@ TensorPlan segment_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   CodebookCoder coder{.bits = segments[0].width, .group_size = 0, .rule = rule,
                       .scale_type = number_type_of(side, bfloat)};
   BitAllocation widths;
+  if (side.numbers == 1) widths.segment_gain.assign(kGainWidths, 1.0f);
   for (const auto& [width, channels] : segments) {
     widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(channels),
                                static_cast<std::uint8_t>(width));
     std::vector<float>& table = coder.tables[width];
-    for (int c = 0; c < 1 << width; ++c)
-      table.push_back(gaussian_step(width) * (static_cast<float>(c) + 0.5f - std::ldexp(1.0f, width - 1)));
+    for (int c = 0; c < 1 << width; ++c) {
+      const float level = static_cast<float>(c) + 0.5f - std::ldexp(1.0f, width - 1);
+      table.push_back(gaussian_step(width) * level * (1.0f + 0.01f * std::abs(level)));
+    }
   }
   TensorPlan plan;
   plan.coder = coder, plan.allocation = widths;
@@ -91,7 +94,7 @@ TensorPlan for_heads(TensorPlan plan, int num_kv_heads) {
 
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
   if (side.table_bits > 0) return table_plan(side, bfloat, rule);
-  if (side.numbers > 1) return segment_plan(side, bfloat, rule);
+  if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
   const TrellisTaps two[] = {

@@ -12,7 +12,7 @@ namespace kvq::bench {
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
   if (text == "bf16") return {{head_dim, 16, head_dim, 0}, false};
   std::smatch part;
-  if (std::regex_match(text, part, std::regex("w([1-9][0-9]{0,2})n([1-8])([bf]?)(t[34])?"))) {
+  if (std::regex_match(text, part, std::regex("w([1-9][0-9]{0,2})n([1-8])([bf]?)(t[34]|c)?"))) {
     TileSide side{
         .head_dim = head_dim,
         .bits = 0,
@@ -21,7 +21,8 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
         .number_size = part[3] == "f" ? 4 : 2,
         .row_words = std::stoi(part[1]),
     };
-    if (part[4].matched) side.table_bits = part[4].str()[1] - '0';
+    side.segments = part[4] == "c";
+    if (part[4].matched && !side.segments) side.table_bits = part[4].str()[1] - '0';
     if (side.table_bits > 0 && 32 * side.row_words != head_dim * side.table_bits)
       throw Error{ErrorKind::usage,
                   fmt::format("{}: codebook codes of {} bits and head_dim {} are rows of {} words; found \"{}\"", flag,

@@ -14,7 +14,7 @@ constexpr bool is_generic_head_dim(int head_dim) { return head_dim <= kGenericHe
 constexpr int kLinearHeadDim = 128, kMostLinearRowWords = 16;
 constexpr bool dequantizes_linear(const TileSide& side) {
   return side.is_bits() && side.head_dim == kLinearHeadDim && side.numbers == 1 && !side.integer_zero &&
-         side.index_bytes == 0 && side.table_bits == 0 && side.row_words <= kMostLinearRowWords;
+         side.index_bytes == 0 && side.table_bits == 0 && !side.segments && side.row_words <= kMostLinearRowWords;
 }
 constexpr bool dequantizes_linear(const TileSide& k, const TileSide& v) {
   return dequantizes_linear(k) && dequantizes_linear(v);

@@ -1,6 +1,7 @@
 #include <kvq/plan/layer_pages.h>
 
 #include <kvq/core/error.h>
+#include <kvq/plan/segment_rows.h>
 #include <kvq/plan/table_rows.h>
 
 #include <fmt/ranges.h>
@@ -63,6 +64,7 @@ TileSide tile_side(const TensorPlan& plan, int dim) {
   side.numbers = needs.numbers;
   side.row_words = needs.words;
   side.table_bits = table_bits(plan, dim);
+  side.segments = has_segment_rows(plan, dim);
   return side;
 }
 
@@ -119,7 +121,7 @@ std::string side_name(const TileSide& side, bool bfloat) {
                                 : fmt::format("{}{}g{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size);
   const char* type = side.number_size == 4 ? "f" : bfloat ? "b" : "";
   const std::string index = side.index_bytes > 0 ? fmt::format("i{}", side.index_bytes) : "",
-                    table = side.table_bits > 0 ? fmt::format("t{}", side.table_bits) : "";
+                    table = side.table_bits > 0 ? fmt::format("t{}", side.table_bits) : side.segments ? "c" : "";
   return codes + (side.integer_zero ? "z" : "") + type + index + table;
 }
 

@@ -38,7 +38,7 @@ bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages);
 /// What tuned kernels ask of one side's rows.
 struct SideFormat {
   std::string name;      ///< side_name()
-  bool readable = true;  ///< no bit tiles, or all rows in them are linear or of table_bits
+  bool readable = true;  ///< no bit tiles, or all rows in them are linear, of table_bits or `segments`
   bool operator==(const SideFormat&) const = default;
 };
 /// @param plan  of one side, valid, and pages hold it

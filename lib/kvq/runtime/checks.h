@@ -51,7 +51,7 @@ inline bool same_format(const TileSide& a, const TileSide& b) {
          a.index_bytes == b.index_bytes &&
          (a.exact() ||
           (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero &&
-           a.row_words == b.row_words && a.index_bytes == b.index_bytes && a.table_bits == b.table_bits));
+           a.row_words == b.row_words && a.index_bytes == b.index_bytes && a.table_bits == b.table_bits && a.segments == b.segments));
 }
 
 inline bool same_format(const CacheFormat& a, const CacheFormat& b) {

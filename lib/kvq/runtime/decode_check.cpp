@@ -88,7 +88,7 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
-    if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0 &&
+    if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0 && !variant.k.segments &&
         (!rotation->taps.weights || !rotation->taps.sources || !aligned_to_16(rotation->taps.weights) ||
          !aligned_to_16(rotation->taps.sources)))
       return Status::fail(kBad, "decode: %s: linear rows need `taps`, aligned to 16 bytes", side);
@@ -96,6 +96,10 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
        {std::tuple{"k", &variant.k, &p.cache.code_k}, std::tuple{"v", &variant.v, &p.cache.code_v}})
     if (variant.tuned && tile->table_bits > 0 && !code->weights)
       return Status::fail(kBad, "decode: %s: codebook codes need `weights`", side);
+  if (variant.tuned && variant.k.segments &&
+      (!p.cache.code_k.programs || !aligned_to_16(p.cache.code_k.program_taps.weights) ||
+       !aligned_to_16(p.cache.code_k.program_taps.sources)))
+    return Status::fail(kBad, "decode: k: codebook codes of mixed widths need `programs` and `program_taps`");
   if (!variant.tuned)
     if (const Status status = check_row_codes("decode", p.cache, variant.k, variant.v); !status.ok()) return status;
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)

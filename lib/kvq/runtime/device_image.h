@@ -67,6 +67,7 @@ class DeviceImage {
     bool per_head = false;
     ScaleRule rule = ScaleRule::minmax;
     std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, centroids = {},
+                               programs = {}, program_weights = {}, program_sources = {},
                                rotated_centroids = {};
     RowCode code = {};  ///< without pointers
   };

@@ -77,14 +77,14 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
 }
 
 const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens) {
-  const auto needs_linear = [](const TileSide& side) { return side.is_bits() && side.table_bits == 0; };
+  const auto needs_linear = [](const TileSide& side) { return side.is_bits() && side.table_bits == 0 && !side.segments; };
   if ((needs_linear(key.k) || needs_linear(key.v)) && !key.linear) return nullptr;
   return find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens});
 }
 
 bool decodes_linear_rows(const KernelKey& key) {
   const DecodeVariant* row = find_tuned_decode(key);
-  return row && row->k.is_bits() && row->k.table_bits == 0;
+  return row && row->k.is_bits() && row->k.table_bits == 0 && !row->k.segments;
 }
 
 bool dequantizes_linear_rows(const KernelKey& key) { return key.linear && dequantizes_linear(key.k, key.v); }

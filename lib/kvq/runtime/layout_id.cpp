@@ -9,7 +9,7 @@ namespace {
 
 /// What is stored, whichever kernels read it.
 std::string stored_name(TileSide side, bool bfloat) {
-  side.table_bits = 0;
+  side.table_bits = 0, side.segments = false;
   return side_name(side, bfloat);
 }
 

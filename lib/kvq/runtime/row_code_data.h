@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/layer_plan.h>
+#include <kvq/plan/segment_rows.h>
 #include <kvq/runtime/kernels/common/row_code.h>
 
 #include <vector>
@@ -14,6 +15,7 @@ struct RowCodeData {
   std::vector<HeadRows> heads = {};   ///< [num_kv_heads], or empty for code tiles and exact rows
   std::vector<float> tables = {};     ///< of all heads; equal tables once
   std::vector<float> weights = {};    ///< RowCode::weights
+  SegmentRows segments = {};          ///< RowCode::programs and program_taps
   std::vector<float> centroids = {};  ///< [H, C, D], or empty
   std::vector<float> rotated_centroids = {};
   RowCode values = {};  ///< the parameters that are no arrays

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <kvq/plan/page_layout.h>
+#include <kvq/plan/segment_layout.h>
+#include <kvq/runtime/kernels/common/linear_taps.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -37,6 +39,10 @@ struct RowCode {
   const HeadRows* heads = nullptr;  ///< [Hkv]
   const float* tables = nullptr;
   const float* weights = nullptr;  ///< [Hkv, odd_sets(b)] of sides with table_bits: table_weights(), else null
+  /// [Hkv] of keys with TileSide::segments, else null; what each bit of a product's words adds to a channel: [Hkv, 1,
+  /// 32 kSegmentWords] taps
+  const SegmentProgram* programs = nullptr;
+  LinearTaps program_taps = {};
   bool one_scale = false;          ///< a row has one scale (packing.md, "One scale a row")
   int search_bytes = 0;            ///< that the search of a trellis needs at most (trellis_search_bytes())
 

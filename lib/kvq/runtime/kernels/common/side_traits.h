@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/page_layout.h>
+#include <kvq/plan/segment_layout.h>
 #include <kvq/plan/table_layout.h>
 
 namespace kvq {
@@ -12,7 +13,7 @@ namespace kvq {
 template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
 struct SideTraits {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false, kSegments = false;
   KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kGroupParamsArg}; }
   static constexpr bool kExact = kBits == 16;
   static constexpr bool kAffine = kGroupParams == 2;
@@ -34,7 +35,7 @@ struct SideTraits {
 template <int kDim, int kRowWordsArg, bool kBfloatArg = false>
 struct LinearSideTraits {
   static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kExact = false, kAffine = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kSegments = false, kExact = false, kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {.head_dim = kDim, .bits = 0, .group_size = kDim, .numbers = 1, .row_words = kRowWordsArg};
   }
@@ -48,6 +49,9 @@ struct LinearSideTraits {
   static constexpr int kChunks = (kRowWords + 7) / 8;  ///< products of keys: the last may have four words and a rest
   /// Of values: pairs of a lane's words, for 16 bytes of a row. Of a rest, not all bytes of the last pair are there.
   static constexpr int kPairs = (kRowWords + 3) / 4;
+  static constexpr int kWords = kRowWords;  ///< that keys are multiplied by
+  /// Whether lane t of a product has the words 2 t and 2 t + 1 of a chunk, else t and t + 4.
+  KVQ_HD static constexpr bool is_long(int chunk) { return chunk < kLongChunks; }
 };
 
 /// The format of one side in bit tiles whose rows are one group of codebook codes: a channel is the row's scale times a
@@ -56,7 +60,7 @@ template <int kDim, int kBitsArg, bool kBfloatArg = false>
 struct TableSideTraits {
   static_assert(kDim == kTableHeadDim && has_table_kernels(kBitsArg));
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kExact = false, kAffine = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = false, kExact = false, kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {
         .head_dim = kDim,
@@ -70,7 +74,30 @@ struct TableSideTraits {
   static constexpr int kGroups = 1;
   static constexpr int kSets = odd_sets(kBits), kWords = table_words(kBits);  ///< words that keys are multiplied by
   static constexpr int kChunks = kWords / 8;  ///< products of keys; of three bits the last has words 8 + t and 12 + t
-  static constexpr int kLongChunks = kBits == 3 ? 1 : kChunks;
+  KVQ_HD static constexpr bool is_long(int chunk) { return kBits != 3 || chunk == 0; }
+};
+
+/// The format of keys in bit tiles of mixed widths with codebook codes (segment_layout.h).
+/// @tparam kNumbersArg  scales of a row
+template <int kDim, int kNumbersArg, bool kBfloatArg = false>
+struct SegmentSideTraits {
+  static_assert(kDim == kTableHeadDim && kNumbersArg <= kMostSegments);
+  static constexpr int kHeadDim = kDim, kBits = 4, kGroup = kDim, kGroupParams = 1;  ///< kBits: the most of a code
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = true, kExact = false,
+                        kAffine = false;
+  KVQ_HD static constexpr TileSide side() {
+    return {
+        .head_dim = kDim,
+        .bits = 0,
+        .group_size = kDim,
+        .numbers = kNumbersArg,
+        .row_words = kSegmentRowWords,
+        .segments = true,
+    };
+  }
+  static constexpr int kGroups = kNumbersArg;  ///< scales: bits of one are summed up separately
+  static constexpr int kWords = kSegmentWords, kChunks = kSegmentChunks;
+  KVQ_HD static constexpr bool is_long(int chunk) { return chunk != 1; }
 };
 
 }  // namespace kvq

@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/linear_rows.cuh>
+#include <kvq/runtime/kernels/decode/segment_rows.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
 #include <kvq/runtime/kernels/decode/table_rows.cuh>
 
@@ -175,7 +176,8 @@ __device__ __forceinline__ void four_rows_scores(const unsigned char* tile, cons
 template <typename T>
 __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,
-                                                const FourRowsQuery<T>& query, FourRowsState<T>& state, int lane) {
+                                                const FourRowsQuery<T>& query, const PlanesOf<T>& planes,
+                                                FourRowsState<T>& state, int lane) {
   const int first = info.first, begin = info.begin, end = info.end;
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
@@ -189,6 +191,9 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     if constexpr (T::kLinear)
       linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
                        scores[2 * u + 1]);
+    else if constexpr (T::KSide::kSegments)
+      segment_scores<T>(stage + u * T::KSide::side().bytes(), query, planes, operand, lane, scores[2 * u],
+                        scores[2 * u + 1]);
     else if constexpr (T::kTable)
       table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
                       scores[2 * u + 1]);
@@ -384,12 +389,14 @@ struct FourRows {
   using Side = typename T::VSide;
   FourRowsQuery<T> query;
   FourRowsState<T> state;
+  PlanesOf<T> planes;
   float half_weights;  ///< of codebook codes: half the sum of the values' weights
 
   /// Begins a work tile.
   __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
     query.load(operand, lane);
     state.reset();
+    if constexpr (T::KSide::kSegments) planes.load(operand, lane);
     if constexpr (T::kTable) {
       half_weights = 0.0f;
       for (int i = 0; i < Side::kSets; ++i) half_weights += 0.5f * operand.value_weights[i];
@@ -398,7 +405,7 @@ struct FourRows {
   __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
                                                int lane) {
-    four_rows_coded<T>(p, stage, info, operand, query, state, lane);
+    four_rows_coded<T>(p, stage, info, operand, query, planes, state, lane);
   }
   __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,

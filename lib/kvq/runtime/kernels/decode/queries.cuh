@@ -88,7 +88,7 @@ struct LinearTap {
 /// global memory.
 template <typename T>
 struct HeldTaps {
-  static constexpr int kMost = 4, kBits = 32 * T::KSide::kRowWords;
+  static constexpr int kMost = T::KSide::kSegments ? 1 : 4, kBits = 32 * T::KSide::kWords;
   struct Held {
     alignas(16) float weights[kMost][kBits];
     alignas(16) std::uint16_t sources[kMost][kBits];
@@ -98,11 +98,11 @@ struct HeldTaps {
 
   __device__ __forceinline__ int count() const { return opened.count; }
   /// Starts copies of a head's taps, unless they are open already. All threads of the block call it.
-  __device__ __forceinline__ void open(const DeviceRotation& rotation, int head) {
-    const std::int64_t first =
-        rotation.per_head ? std::int64_t{head} * rotation.taps.count * kBits : 0;  // of the head's taps
-    if (opened.weights == rotation.taps.weights + first) return;
-    opened = {rotation.taps.weights + first, rotation.taps.sources + first, rotation.taps.count};
+  /// @param entry  of the head in `all`
+  __device__ __forceinline__ void open(const LinearTaps& all, int entry) {
+    const std::int64_t first = std::int64_t{entry} * all.count * kBits;
+    if (opened.weights == all.weights + first) return;
+    opened = {all.weights + first, all.sources + first, all.count};
     const int elements = min(kMost, opened.count) * kBits;
     for (int i = static_cast<int>(threadIdx.x); i < elements / 4; i += kRotateThreads)
       ptx::cp_async_16(ptx::shared_address(&held.weights[0][4 * i]), opened.weights + 4 * i);
@@ -119,117 +119,104 @@ struct NoTaps {
   Held& held;
 };
 template <typename T>
-using TapsOf = std::conditional_t<T::kLinear, HeldTaps<T>, NoTaps>;
+using TapsOf = std::conditional_t<T::kLinear || T::KSide::kSegments, HeldTaps<T>, NoTaps>;
 
-/// Cuts a query for linear keys into integers of T::kPlanes bits, in two's complement, and writes the bits of half of
-/// its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
-/// @param channels  [D] of the rotated query
-/// @param taps      of the keys' head
+/// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of half
+/// of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
+/// @param values    numbers of the query for the lane's bit of each word that keys are multiplied by
+/// @param in_group  (group, word): whether the lane's bit belongs to a scale
 /// @param row       of the work tile
 /// @param half      which half of each chunk of words
-template <typename T>
-__device__ __forceinline__ void cut_linear_query(const float* channels, const HeldTaps<T>& taps, float softmax_scale,
-                                                 int row, int half, int lane, typename T::Operand& to) {
+template <typename T, int kWords, typename InGroup>
+__device__ __forceinline__ void cut_words(const float (&values)[kWords], InGroup in_group, float softmax_scale, int row,
+                                          int half, int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
   constexpr int kPlanePairs = T::kPlanes / 2;
-  float values[Side::kRowWords] = {};  // of the lane's bit of each word
-#pragma unroll 2
-  for (int tap = 0; tap < taps.count(); ++tap)
-#pragma unroll
-    for (int w = 0; w < Side::kRowWords; ++w) {
-      const LinearTap at = taps(tap, 32 * w + lane);
-      values[w] = fmaf(at.weight, channels[at.source], values[w]);
-    }
   unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
 #pragma unroll
-  for (int w = 0; w < Side::kRowWords; ++w) most = max(most, __float_as_uint(fabsf(values[w])));
+  for (int w = 0; w < kWords; ++w) most = max(most, __float_as_uint(fabsf(values[w])));
   for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
   const float largest = __uint_as_float(most), inverse = kLargest / largest;
-  int sum = 0;
+  int sums[Side::kGroups] = {};
 #pragma unroll
-  for (int w = 0; w < Side::kRowWords; ++w) sum += __float2int_rn(values[w] * inverse);
-  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
-  // Lane l keeps plane l of each word. Of a chunk of eight words, a lane of the product has the words 2 t and 2 t + 1.
-  // Of what is left it has word t of four, and then word t of the rest, if there are both. Its column is one of two
-  // planes of one row.
+  for (int group = 0; group < Side::kGroups; ++group) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w)
+      if (in_group(group, w)) sums[group] += __float2int_rn(values[w] * inverse);
+    for (int step = 1; step < 32; step *= 2) sums[group] += __shfl_xor_sync(kAll, sums[group], step);
+  }
+  // Lane l keeps plane l of each word. A lane of the product has two words of a chunk (is_long()). Its column is one of
+  // two planes of one row.
 #pragma unroll
   for (int c = 0; c < Side::kChunks; ++c) {
-    const bool is_long = c < Side::kLongChunks;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       if (i / 4 != half) continue;
       const int word = 8 * c + i;
       unsigned bits = 0;
-      if (word < Side::kRowWords) {
-        const int q = __float2int_rn(values[word < Side::kRowWords ? word : 0] * inverse);
+      if (word < kWords) {
+        const int q = __float2int_rn(values[word < kWords ? word : 0] * inverse);
 #pragma unroll
         for (int plane = 0; plane < T::kPlanes; ++plane) {
           const unsigned all = __ballot_sync(kAll, q >> plane & 1);
           if (lane == plane) bits = all;
         }
       }
-      const int t = is_long ? i / 2 : i % 4, column = 2 * row + lane % 2;
+      const int t = Side::is_long(c) ? i / 2 : i % 4, column = 2 * row + lane % 2;
       if (lane < T::kPlanes)
-        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? i % 2 : i / 4] = bits;
+        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][Side::is_long(c) ? i % 2 : i / 4] = bits;
     }
   }
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
   if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
   if (lane == 0 && half == 0) {
-    to.sums[0][row] = 0.5f * static_cast<float>(sum);
+#pragma unroll
+    for (int group = 0; group < Side::kGroups; ++group) to.sums[group][row] = 0.5f * static_cast<float>(sums[group]);
     to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
   }
 }
 
-/// Likewise for keys of codebook codes: the words that keys are multiplied by have x of one odd set of 32 channels
-/// (table_layout.h), the integers are those of channels times the set's weight.
+/// The numbers of a query for bits of keys: Theta^T times its channels, or what SegmentRows say.
 /// @param channels  [D] of the rotated query
-/// @param weights   [kSets] of the keys' head
+/// @param taps      of the keys' head
 template <typename T>
-__device__ __forceinline__ void cut_table_query(const float* channels, const float* weights, float softmax_scale,
-                                                int row, int half, int lane, typename T::Operand& to) {
-  using Side = typename T::KSide;
-  constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
-  constexpr int kPlanePairs = T::kPlanes / 2;
-  unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
+__device__ __forceinline__ void query_of_bits(const float* channels, const HeldTaps<T>& taps, int lane,
+                                              float (&values)[T::KSide::kWords]) {
 #pragma unroll
-  for (int unit = 0; unit < kTableUnits; ++unit)
-    most = max(most, __float_as_uint(fabsf(channels[kUnitChannels * unit + lane])));
-  for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
-  float largest = 0.0f;
-  for (int set = 0; set < Side::kSets; ++set) largest = fmaxf(largest, fabsf(weights[set]));
-  largest *= __uint_as_float(most);
-  const float inverse = kLargest / largest;
-  int sum = 0;
-  // Words in the order of cut_linear_query().
-#pragma unroll 1
-  for (int c = 0; c < Side::kChunks; ++c) {
-    const bool is_long = c < Side::kLongChunks;
-#pragma unroll 1
-    for (int i = 0; i < 8; ++i) {
-      const TableWord word = table_word(Side::kBits, 8 * c + i);
-      const int q = __float2int_rn(channels[kUnitChannels * word.unit + lane] * weights[word.set] * inverse);
-      sum += q;
-      if (i / 4 != half) continue;
-      unsigned bits = 0;
+  for (float& value : values) value = 0.0f;
+#pragma unroll 2
+  for (int tap = 0; tap < taps.count(); ++tap)
 #pragma unroll
-      for (int plane = 0; plane < T::kPlanes; ++plane) {
-        const unsigned all = __ballot_sync(kAll, q >> plane & 1);
-        if (lane == plane) bits = all;
-      }
-      const int t = is_long ? i / 2 : i % 4, column = 2 * row + lane % 2;
-      if (lane < T::kPlanes)
-        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][is_long ? i % 2 : i / 4] = bits;
+    for (int w = 0; w < T::KSide::kWords; ++w) {
+      const LinearTap at = taps(tap, 32 * w + lane);
+      values[w] = fmaf(at.weight, channels[at.source], values[w]);
     }
+}
+/// Likewise for keys of codebook codes of one width: words have x of one odd set of 32 channels (table_layout.h).
+/// @param weights  [kSets] of the keys' head
+template <typename T>
+__device__ __forceinline__ void query_of_sets(const float* channels, const float* weights, int lane,
+                                              float (&values)[T::KSide::kWords]) {
+#pragma unroll
+  for (int w = 0; w < T::KSide::kWords; ++w) {
+    const TableWord word = table_word(T::KSide::kBits, w);
+    values[w] = channels[kUnitChannels * word.unit + lane] * __ldg(weights + word.set);
   }
-  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
-  float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
-  if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
-  if (lane == 0 && half == 0) {
-    to.sums[0][row] = 0.5f * static_cast<float>(sum);
-    to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
+}
+
+/// Enters what Operand has of a SegmentProgram. All lanes of one warp call it.
+template <typename T>
+__device__ __forceinline__ void enter_program(const SegmentProgram& program, int lane, typename T::Operand& to) {
+  using Side = typename T::KSide;
+  for (int i = lane; i < Side::kGroups * Side::kChunks * 4; i += 32) {
+    const int group = i / 4 / Side::kChunks, c = i / 4 % Side::kChunks, t = i % 4,
+              first = 8 * c + (Side::is_long(c) ? 2 * t : t);
+    to.masks[group][c][t] =
+        make_uint2(program.masks[group][first], program.masks[group][first + (Side::is_long(c) ? 1 : 4)]);
   }
+  for (int i = lane; i < kDerivedWords * 4; i += 32) to.planes[i / 4][i % 4] = program.planes[i / 4][i % 4];
+  if (lane == 0) to.active = program.active;
 }
 
 /// Shared memory of a block of the queries kernel.
@@ -273,7 +260,8 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
   ptx::fetch_params(p);
   typename QueriesShared<T>::Rotation dense{shared.rotation};
   TapsOf<T> taps{shared.taps};
-  if constexpr (T::kLinear) taps.open(p.cache.rotation_k, head);
+  if constexpr (T::kLinear) taps.open(p.cache.rotation_k.taps, p.cache.rotation_k.per_head ? head : 0);
+  if constexpr (T::KSide::kSegments) taps.open(p.cache.code_k.program_taps, head);
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
   load_factors<kDim>(p.cache.rotation_k, head, lane, factors);
@@ -343,7 +331,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     if (checks(n)) ring = load_ring(p.cache, sequence_of(p, pass_of(checked_tile)), entry.ring_slot);
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
-    if constexpr (T::kLinear) ptx::cp_async_wait_all();  // the taps; the barrier publishes them
+    if constexpr (T::kLinear || T::KSide::kSegments) ptx::cp_async_wait_all();  // the taps; the barrier publishes them
     __syncthreads();
     if (p.cache.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
@@ -391,19 +379,28 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
         if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
       }
     }
-    if constexpr (T::kLinear) {
+    if constexpr (T::kBitTiles) {
+      [[maybe_unused]] const SegmentProgram* program = p.cache.code_k.programs + head;
 #pragma unroll 1
-      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
-        cut_linear_query<T>(rows[i / 2], taps, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
-                            operands[first + i / 2 / T::kHeads * grid]);
-    } else if constexpr (T::kTable) {
-#pragma unroll 1
-      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps)
-        cut_table_query<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, p.softmax_scale,
-                           i / 2 % T::kHeads, i % 2, lane, operands[first + i / 2 / T::kHeads * grid]);
-      if (thread < n * T::VSide::kSets)
-        operands[first + thread / T::VSide::kSets * grid].value_weights[thread % T::VSide::kSets] =
-            p.cache.code_v.weights[head * T::VSide::kSets + thread % T::VSide::kSets];
+      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps) {
+        float values[T::KSide::kWords];
+        if constexpr (T::kLinear || T::KSide::kSegments)
+          query_of_bits<T>(rows[i / 2], taps, lane, values);
+        else
+          query_of_sets<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, lane, values);
+        const auto in_group = [&](int group, int word) {
+          if constexpr (T::KSide::kGroups > 1) return (program->masks[group][word] >> lane & 1) != 0;
+          return true;
+        };
+        cut_words<T>(values, in_group, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
+                     operands[first + i / 2 / T::kHeads * grid]);
+      }
+      if constexpr (T::KSide::kSegments)
+        for (int i = warp; i < n; i += kRotateWarps) enter_program<T>(*program, lane, operands[first + i * grid]);
+      if constexpr (T::kTable)
+        if (thread < n * T::VSide::kSets)
+          operands[first + thread / T::VSide::kSets * grid].value_weights[thread % T::VSide::kSets] =
+              p.cache.code_v.weights[head * T::VSide::kSets + thread % T::VSide::kSets];
     } else if (warp < n * T::kFours)
       cut_queries<T>(rows + warp / T::kFours * T::kHeads, p.softmax_scale, warp % T::kFours, lane,
                      operands[first + warp / T::kFours * grid]);

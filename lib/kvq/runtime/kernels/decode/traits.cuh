@@ -116,7 +116,14 @@ struct DecodeTraits {
   struct Weights {
     alignas(16) float value_weights[kMostOddSets];  ///< RowCode::weights of the values' head
   };
-  struct alignas(16) Operand : std::conditional_t<kTable, Weights, NoWeights> {
+  /// Of keys of mixed widths: what a SegmentProgram says, for lanes.
+  struct Segments : Weights {
+    uint2 masks[KSide::kGroups][kTable ? kSegmentChunks : 1][4];  ///< of lane t's two words of a chunk
+    std::uint16_t planes[kDerivedWords][4];
+    std::uint32_t active;
+  };
+  struct alignas(16) Operand
+      : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>> {
     /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
     /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time.
     unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];

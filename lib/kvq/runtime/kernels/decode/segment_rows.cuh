@@ -1,0 +1,99 @@
+#pragma once
+
+#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/group_params.cuh>
+#include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/linear_rows.cuh>
+
+#include <type_traits>
+
+/// What differs in four_rows.cuh if keys have mixed widths and codebook codes (SegmentSideTraits): binary products, as
+/// of linear rows, with the row's words and with derived words, which a lane makes of three planes each. Bits of
+/// different scales are masked and multiplied separately.
+namespace kvq::decode {
+
+/// Where a lane finds the planes of its derived words: lane t has word t in chunk 1, 4 + 2 t and 5 + 2 t in chunk 2.
+template <typename T>
+struct SegmentPlanes {
+  static constexpr int kWords = 3, kPlanes = 3;
+  /// Bytes in the tile of the row's word that a plane begins in and of the next word, 12 bits each; then the bit.
+  unsigned at[kWords][kPlanes];
+
+  static __device__ __forceinline__ int word_of(int i, int t) { return i == 0 ? t : 3 + 2 * t + i; }
+  __device__ __forceinline__ void load(const typename T::Operand& operand, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i)
+#pragma unroll
+      for (int plane = 0; plane < kPlanes; ++plane) {
+        const int bit = operand.planes[word_of(i, t)][plane], word = bit / 32;
+        const auto offset = [&](int w) {
+          return static_cast<unsigned>(key_word_offset(T::KSide::side(), g, min(w, kSegmentRowWords - 1)));
+        };
+        at[i][plane] = offset(word) | offset(word + 1) << 12 | static_cast<unsigned>(bit % 32) << 24;
+      }
+  }
+  /// A derived word of tokens g and g + 8. Bits behind those of its channels are anything.
+  __device__ __forceinline__ uint2 derived(const unsigned char* tile, int i) const {
+    uint2 word = {};
+#pragma unroll
+    for (int plane = 0; plane < kPlanes; ++plane) {
+      const unsigned place = at[i][plane], shift = place >> 24;
+      const uint2 low = *reinterpret_cast<const uint2*>(tile + (place & 0xFFFu)),
+                  high = *reinterpret_cast<const uint2*>(tile + (place >> 12 & 0xFFFu));
+      word.x ^= __funnelshift_r(low.x, high.x, shift), word.y ^= __funnelshift_r(low.y, high.y, shift);
+    }
+    return word;
+  }
+};
+struct NoPlanes {};
+template <typename T>
+using PlanesOf = std::conditional_t<T::KSide::kSegments, SegmentPlanes<T>, NoPlanes>;
+
+/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`.
+/// @param query  fragments, and half the sums of q' of each scale
+template <typename T, typename Query>
+__device__ __forceinline__ void segment_scores(const unsigned char* tile, const Query& query,
+                                               const SegmentPlanes<T>& planes, const typename T::Operand& operand,
+                                               int lane, float& score0, float& score1) {
+  using Side = typename T::KSide;
+  constexpr int kPlanePairs = T::kPlanes / 2;
+  const int g = lane >> 2, t = lane & 3;
+  uint4 chunks[Side::kChunks];
+  chunks[0] = *reinterpret_cast<const uint4*>(tile + lane * 16);
+  const uint2 last = *reinterpret_cast<const uint2*>(tile + 512 + lane * 8), first_derived = planes.derived(tile, 0),
+              even = planes.derived(tile, 1), odd = planes.derived(tile, 2);
+  chunks[1] = make_uint4(last.x, last.y, first_derived.x, first_derived.y);
+  chunks[2] = make_uint4(even.x, even.y, odd.x, odd.y);
+  const unsigned active = operand.active;
+  const unsigned char* numbers = tile + Side::side().code_bytes() + 4 * g * Side::kGroups;
+  float scores[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int group = 0; group < Side::kGroups; ++group) {
+    if (!(active >> (Side::kChunks * group) & ((1u << Side::kChunks) - 1))) continue;
+    int counts[kPlanePairs][4] = {};
+#pragma unroll
+    for (int c = 0; c < Side::kChunks; ++c) {
+      if (!(active >> (Side::kChunks * group + c) & 1)) continue;
+      uint4 a = chunks[c];
+      if constexpr (Side::kGroups > 1) {
+        const uint2 mask = operand.masks[group][c][t];
+        a.x &= mask.x, a.y &= mask.x, a.z &= mask.y, a.w &= mask.y;
+      }
+#pragma unroll
+      for (int p = 0; p < kPlanePairs; ++p) {
+        const auto& fragment = query.fragment[c * kPlanePairs + p];
+        ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, fragment[0], fragment[1]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned bits = *reinterpret_cast<const unsigned short*>(numbers + 2 * (Side::kGroups * i + group));
+      const float product = static_cast<float>(product_of_counts(counts, i)) - query.sums[group];
+      scores[i] = fmaf(group_param(bits, Side::kBfloat), product, scores[i]);
+    }
+  }
+  score0 = scores[0], score1 = scores[1];
+}
+
+}  // namespace kvq::decode
