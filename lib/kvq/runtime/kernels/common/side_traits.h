@@ -82,7 +82,7 @@ struct TableSideTraits {
 template <int kDim, int kNumbersArg, bool kBfloatArg = false>
 struct SegmentSideTraits {
   static_assert(kDim == kTableHeadDim && kNumbersArg <= kMostSegments);
-  static constexpr int kHeadDim = kDim, kBits = 4, kGroup = kDim, kGroupParams = 1;  ///< kBits: the most of a code
+  static constexpr int kHeadDim = kDim, kBits = 3, kGroup = kDim, kGroupParams = 1;  ///< kBits: of a channel, the mean
   static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = true, kExact = false,
                         kAffine = false;
   KVQ_HD static constexpr TileSide side() {

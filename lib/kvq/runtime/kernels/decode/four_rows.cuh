@@ -113,7 +113,9 @@ __device__ __forceinline__ unsigned slice_of(unsigned word, int slice) {
 template <typename T>
 struct FourRowsQuery {
   using Side = typename T::KSide;
-  unsigned fragment[T::kSteps][2];
+  /// Keys of mixed widths read fragments from shared memory.
+  static constexpr int kHeldSteps = Side::kSegments ? 1 : T::kSteps;
+  unsigned fragment[kHeldSteps][2];
   float score_scale;          ///< score scale: base-2 score of an integer product of 1, never 0
   float exact_score_ratio;    ///< score of a bfloat16 product of 1, in multiples of `score_scale`
   float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the largest code
@@ -123,7 +125,7 @@ struct FourRowsQuery {
     score_scale = operand.score_scale[row], exact_score_ratio = operand.exact_score_ratio[row];
     if constexpr (!T::kExact) {
 #pragma unroll
-      for (int j = 0; j < T::kSteps; ++j)
+      for (int j = 0; j < kHeldSteps; ++j)
         fragment[j][0] = operand.fragments[j][0][lane][0], fragment[j][1] = operand.fragments[j][0][lane][1];
 #pragma unroll
       for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][row];
@@ -186,19 +188,23 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
   const unsigned char* values = stage + T::kValuesAt;
 
   float scores[2 * kTiles];
+  if constexpr (T::KSide::kSegments) {
 #pragma unroll
-  for (int u = 0; u < kTiles; ++u)
-    if constexpr (T::kLinear)
-      linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
-                       scores[2 * u + 1]);
-    else if constexpr (T::KSide::kSegments)
-      segment_scores<T>(stage + u * T::KSide::side().bytes(), query, planes, operand, lane, scores[2 * u],
+    for (int u = 0; u < kTiles; ++u)
+      segment_scores<T>(stage + u * T::KSide::side().bytes(), query.sums, planes, operand, lane, scores[2 * u],
                         scores[2 * u + 1]);
-    else if constexpr (T::kTable)
-      table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
-                      scores[2 * u + 1]);
-    else
-      four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  } else {
+#pragma unroll
+    for (int u = 0; u < kTiles; ++u)
+      if constexpr (T::kLinear)
+        linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
+                         scores[2 * u + 1]);
+      else if constexpr (T::kTable)
+        table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
+                        scores[2 * u + 1]);
+      else
+        four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+  }
   const int row = lane & 3;
   if (p.logit_softcap > 0.0f) {
 #pragma unroll

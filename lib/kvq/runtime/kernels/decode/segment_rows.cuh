@@ -50,10 +50,11 @@ struct NoPlanes {};
 template <typename T>
 using PlanesOf = std::conditional_t<T::KSide::kSegments, SegmentPlanes<T>, NoPlanes>;
 
-/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`.
-/// @param query  fragments, and half the sums of q' of each scale
-template <typename T, typename Query>
-__device__ __forceinline__ void segment_scores(const unsigned char* tile, const Query& query,
+/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`. Planes of the query are
+/// read from shared memory, so that registers for three blocks are enough.
+/// @param half_sums  of q', of each scale
+template <typename T>
+__device__ __forceinline__ void segment_scores(const unsigned char* tile, const float (&half_sums)[T::KSide::kGroups],
                                                const SegmentPlanes<T>& planes, const typename T::Operand& operand,
                                                int lane, float& score0, float& score1) {
   using Side = typename T::KSide;
@@ -70,27 +71,29 @@ __device__ __forceinline__ void segment_scores(const unsigned char* tile, const 
   float scores[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
-    if (!(active >> (Side::kChunks * group) & ((1u << Side::kChunks) - 1))) continue;
     int counts[kPlanePairs][4] = {};
 #pragma unroll
     for (int c = 0; c < Side::kChunks; ++c) {
-      if (!(active >> (Side::kChunks * group + c) & 1)) continue;
-      uint4 a = chunks[c];
-      if constexpr (Side::kGroups > 1) {
-        const uint2 mask = operand.masks[group][c][t];
-        a.x &= mask.x, a.y &= mask.x, a.z &= mask.y, a.w &= mask.y;
-      }
+      if (active >> (Side::kChunks * group + c) & 1) {
+        uint4 a = chunks[c];
+        if constexpr (Side::kGroups > 1) {
+          const uint2 mask = operand.masks[group][c][t];
+          a.x &= mask.x, a.y &= mask.x, a.z &= mask.y, a.w &= mask.y;
+        }
 #pragma unroll
-      for (int p = 0; p < kPlanePairs; ++p) {
-        const auto& fragment = query.fragment[c * kPlanePairs + p];
-        ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, fragment[0], fragment[1]);
+        for (int p = 0; p < kPlanePairs; ++p) {
+          const uint2 fragment = *reinterpret_cast<const uint2*>(&operand.fragments[c * kPlanePairs + p][0][lane][0]);
+          ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, fragment.x, fragment.y);
+        }
+        ptx::keep_branch();  // products under a predicate would wait for each other
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      // A scale that has no bits in any chunk is 0, or NaN in a poisoned row.
       const unsigned bits = *reinterpret_cast<const unsigned short*>(numbers + 2 * (Side::kGroups * i + group));
-      const float product = static_cast<float>(product_of_counts(counts, i)) - query.sums[group];
-      scores[i] = fmaf(group_param(bits, Side::kBfloat), product, scores[i]);
+      scores[i] = fmaf(group_param(bits, Side::kBfloat),
+                       static_cast<float>(product_of_counts(counts, i)) - half_sums[group], scores[i]);
     }
   }
   score0 = scores[0], score1 = scores[1];

@@ -91,7 +91,7 @@ struct DecodeTraits {
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
-  static constexpr int kQueryBuffers = kTable && kWide ? 2
+  static constexpr int kQueryBuffers = kTable && (kWide || KSide::kSegments) ? 2
                                        : kLargeStage   ? kPolicy.large_query_buffers
                                                        : kPolicy.query_buffers;
 
@@ -126,7 +126,7 @@ struct DecodeTraits {
       : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>> {
     /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
     /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time.
-    unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
+    alignas(16) unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
     /// columns of one product.
     unsigned bf16_parts[kChannelBlocks][kManyRows ? 2 : 1][32][2 * kRowBlocks];
