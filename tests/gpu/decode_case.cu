@@ -171,7 +171,8 @@ const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& si
     // As many channels of 4 bits as of 2 and twice those of 1, so that the mean is 3.
     const int ones = side.numbers == 4 || side.numbers == 1 ? 2 + static_cast<int>(random() % 10) : 0,
               twos = side.numbers == 2 ? 64 : 5 + static_cast<int>(random() % 20), fours = twos + 2 * ones;
-    for (const auto& [width, count] : {std::pair{4, fours}, {3, side.head_dim - fours - twos - ones}, {2, twos}, {1, ones}})
+    const int threes = side.head_dim - fours - twos - ones;
+    for (const auto& [width, count] : {std::pair{4, fours}, {3, threes}, {2, twos}, {1, ones}})
       widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(count),
                                  static_cast<std::uint8_t>(width));
     for (const int width : {1, 2, 3, 4}) {

@@ -68,8 +68,8 @@ const DecodeVariant& choose_generic_decode(const std::string& k, const std::stri
   const auto [key, value] = parse_sides(k, v, head_dim);
   const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
   if (!generic_supports(format))
-    throw Error{ErrorKind::unsupported, fmt::format("--head-dim {}: generic kernels take multiples of 8 up to {}",
-                                                    head_dim, kGenericHeadDim)};
+    throw Error{ErrorKind::unsupported,
+                fmt::format("--head-dim {}: generic kernels take multiples of 8 up to {}", head_dim, kGenericHeadDim)};
   static std::deque<DecodeVariant> made;  // references stay valid
   return made.emplace_back(generic_decode(format, heads, bf16));
 }

@@ -121,7 +121,9 @@ std::string side_name(const TileSide& side, bool bfloat) {
                                 : fmt::format("{}{}g{}", side.numbers == 2 ? 'u' : 's', side.bits, side.group_size);
   const char* type = side.number_size == 4 ? "f" : bfloat ? "b" : "";
   const std::string index = side.index_bytes > 0 ? fmt::format("i{}", side.index_bytes) : "",
-                    table = side.table_bits > 0 ? fmt::format("t{}", side.table_bits) : side.segments ? "c" : "";
+                    table = side.table_bits > 0 ? fmt::format("t{}", side.table_bits)
+                            : side.segments     ? "c"
+                                                : "";
   return codes + (side.integer_zero ? "z" : "") + type + index + table;
 }
 

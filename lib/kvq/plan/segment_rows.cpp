@@ -34,8 +34,7 @@ std::optional<int> derived_words(const TensorPlan& plan, const CodebookCoder& co
   const std::vector<BitSegment> segments = bit_segments(plan, kv_head, dim);
   int derived = 0;
   for (const BitSegment& segment : segments) {
-    const auto weights =
-        set_weights(table_of(coder, segment.bits, plan.rotation.head_index(kv_head)), segment.bits);
+    const auto weights = set_weights(table_of(coder, segment.bits, plan.rotation.head_index(kv_head)), segment.bits);
     if (!weights) return std::nullopt;
     derived += units_of(segment) * (static_cast<int>(weights->size()) - segment.bits);
   }
@@ -85,7 +84,8 @@ SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
         program.masks[one_scale ? 0 : scale][bit / 32] |= std::uint32_t{1} << bit % 32;
       };
       for (int channel = 0; channel < segment.channels; ++channel)
-        for (int i = 0; i < segment.bits; ++i) enter(key_bit(segment, channel, i), channel, static_cast<std::size_t>(i));
+        for (int i = 0; i < segment.bits; ++i)
+          enter(key_bit(segment, channel, i), channel, static_cast<std::size_t>(i));
       for (int unit = 0; unit < units_of(segment); ++unit)
         for (std::size_t set = static_cast<std::size_t>(segment.bits); set < of_sets.size(); ++set, ++derived) {
           const int first = unit * kUnitChannels, channels = std::min(kUnitChannels, segment.channels - first);

@@ -9,8 +9,8 @@
 namespace kvq {
 
 /// Whether rows of keys have mixed widths and codebook codes that tuned kernels read: head_dim 128, rows of
-/// kSegmentRowWords words with up to kMostSegments segments and kDerivedWords derived words, codebooks that are symmetric about 0 of up to 4 bits, or of
-/// levels at equal distances.
+/// kSegmentRowWords words with up to kMostSegments segments and kDerivedWords derived words, codebooks that are
+/// symmetric about 0 of up to 4 bits, or of levels at equal distances.
 bool has_segment_rows(const TensorPlan& plan, int dim);
 
 /// What kernels know of such rows.

@@ -31,8 +31,8 @@ LayerFormat format_of(const LayerGeometry& geometry, SideFormat k, SideFormat v,
 }
 
 SideFormat format_of(const TensorPlan& plan, const TileSide& tiles, int num_kv_heads) {
-  return {side_name(tiles, has_bfloat_scales(plan)),
-          !tiles.is_bits() || tiles.table_bits > 0 || tiles.segments || has_linear_rows(plan, num_kv_heads, tiles.head_dim)};
+  return {side_name(tiles, has_bfloat_scales(plan)), !tiles.is_bits() || tiles.table_bits > 0 || tiles.segments ||
+                                                         has_linear_rows(plan, num_kv_heads, tiles.head_dim)};
 }
 
 LayerFormat format_of(const LayerPlan& plan, Activation activation) {

@@ -49,9 +49,9 @@ inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.row_words == b.row_words &&
          a.index_bytes == b.index_bytes &&
-         (a.exact() ||
-          (a.group_size == b.group_size && a.number_size == b.number_size && a.integer_zero == b.integer_zero &&
-           a.row_words == b.row_words && a.index_bytes == b.index_bytes && a.table_bits == b.table_bits && a.segments == b.segments));
+         (a.exact() || (a.group_size == b.group_size && a.number_size == b.number_size &&
+                        a.integer_zero == b.integer_zero && a.row_words == b.row_words &&
+                        a.index_bytes == b.index_bytes && a.table_bits == b.table_bits && a.segments == b.segments));
 }
 
 inline bool same_format(const CacheFormat& a, const CacheFormat& b) {

@@ -77,7 +77,9 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
 }
 
 const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens) {
-  const auto needs_linear = [](const TileSide& side) { return side.is_bits() && side.table_bits == 0 && !side.segments; };
+  const auto needs_linear = [](const TileSide& side) {
+    return side.is_bits() && side.table_bits == 0 && !side.segments;
+  };
   if ((needs_linear(key.k) || needs_linear(key.v)) && !key.linear) return nullptr;
   return find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens});
 }

@@ -43,8 +43,8 @@ struct RowCode {
   /// 32 kSegmentWords] taps
   const SegmentProgram* programs = nullptr;
   LinearTaps program_taps = {};
-  bool one_scale = false;          ///< a row has one scale (packing.md, "One scale a row")
-  int search_bytes = 0;            ///< that the search of a trellis needs at most (trellis_search_bytes())
+  bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")
+  int search_bytes = 0;    ///< that the search of a trellis needs at most (trellis_search_bytes())
 
   // centroids
   int num_centroids = 0;

@@ -35,7 +35,8 @@ struct SideTraits {
 template <int kDim, int kRowWordsArg, bool kBfloatArg = false>
 struct LinearSideTraits {
   static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kSegments = false, kExact = false, kAffine = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kSegments = false, kExact = false,
+                        kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {.head_dim = kDim, .bits = 0, .group_size = kDim, .numbers = 1, .row_words = kRowWordsArg};
   }
@@ -60,7 +61,8 @@ template <int kDim, int kBitsArg, bool kBfloatArg = false>
 struct TableSideTraits {
   static_assert(kDim == kTableHeadDim && has_table_kernels(kBitsArg));
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1;
-  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = false, kExact = false, kAffine = false;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = false, kExact = false,
+                        kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {
         .head_dim = kDim,

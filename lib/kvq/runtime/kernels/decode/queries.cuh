@@ -121,8 +121,8 @@ struct NoTaps {
 template <typename T>
 using TapsOf = std::conditional_t<T::kLinear || T::KSide::kSegments, HeldTaps<T>, NoTaps>;
 
-/// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of half
-/// of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
+/// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of
+/// half of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
 /// @param values    numbers of the query for the lane's bit of each word that keys are multiplied by
 /// @param in_group  (group, word): whether the lane's bit belongs to a scale
 /// @param row       of the work tile

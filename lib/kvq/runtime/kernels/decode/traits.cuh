@@ -92,8 +92,8 @@ struct DecodeTraits {
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
   static constexpr int kQueryBuffers = kTable && (kWide || KSide::kSegments) ? 2
-                                       : kLargeStage   ? kPolicy.large_query_buffers
-                                                       : kPolicy.query_buffers;
+                                       : kLargeStage                         ? kPolicy.large_query_buffers
+                                                                             : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
   static constexpr int kPlanes = 14;  ///< bits of a query's integers, for bit tiles: even
