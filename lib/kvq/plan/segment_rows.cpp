@@ -15,13 +15,17 @@ namespace {
 
 constexpr int kMostTableBits = 4;  ///< of codebooks whose levels are at any distances
 
+/// Empty if the coder has no codebook for the width.
 std::span<const float> table_of(const CodebookCoder& coder, int width, int entry) {
-  const std::size_t size = std::size_t{1} << width;
-  return std::span(coder.tables.at(width)).subspan(coder.per_head ? static_cast<std::size_t>(entry) * size : 0, size);
+  const std::size_t size = std::size_t{1} << width, first = coder.per_head ? static_cast<std::size_t>(entry) * size : 0;
+  const auto tables = coder.tables.find(width);
+  if (tables == coder.tables.end() || tables->second.size() < first + size) return {};
+  return std::span(tables->second).subspan(first, size);
 }
 
 /// Weights of the sets of bits of a segment's codes, single bits first; none if there are no kernels for the codebook.
 std::optional<std::vector<double>> set_weights(std::span<const float> table, int width) {
+  if (table.empty()) return std::nullopt;
   if (width <= kMostTableBits && is_odd_table(table)) return odd_weights(table);
   if (is_linear_table(table)) return bit_weights(table);
   return std::nullopt;
