@@ -151,7 +151,7 @@ struct CodedCache {
     view.sinks = arena.put(sinks), view.rings = arena.put(rings);
     view.faults = faults = arena.put(std::vector<FaultRecord>(1));
     DeviceImage image;
-    image.add(plan, {}, c.bf16, layout, {.dequantize = c.linear});
+    image.add(plan, {}, c.bf16, layout, {.decode = c.tuned, .dequantize = c.linear});
     const std::span<const std::byte> constants = image.bytes();
     const LayerPointers p = image.pointers(0, arena.put(std::vector(constants.begin(), constants.end())));
     view.code_k = p.code_k, view.code_v = p.code_v;

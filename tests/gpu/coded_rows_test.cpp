@@ -377,6 +377,7 @@ TEST_CASE("Codebook codes by their tuned kernel", "[runtime][gpu][emulated]") {
 }
 
 TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu][emulated]") {
+  const int bits = GENERATE(2, 3);
   for (int rotation = 0; rotation < 3; ++rotation) {
     CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {90, 1, 0, 40, 5}, .tuned = true};
     const auto make_odd = [](std::vector<float>& table) {
@@ -384,11 +385,14 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
       std::sort(table.begin(), table.end());
       for (std::size_t i = 0, n = table.size(); i < n / 2; ++i) table[i] = -table[n - 1 - i];
     };
-    c.v = plain_plan(3, 3, 128, ScaleType::fp16);
-    make_odd(std::get<CodebookCoder>(c.v.coder).tables.at(3));
-    // Head 0: 20, 88 and 20 channels of 4, 3 and 2 bits; head 1: 3 bits for all.
-    std::vector<std::uint8_t> widths(20, 4);
-    widths.resize(108, 3), widths.resize(128, 2), widths.resize(256, 3);
+    c.v = plain_plan(3, bits, 128, ScaleType::fp16);
+    make_odd(std::get<CodebookCoder>(c.v.coder).tables.at(bits));
+    // Head 0: 20, 88 and 20 channels of one bit more than the mean, of the mean and of one bit less. Head 1: the mean
+    // for all.
+    const auto mean = static_cast<std::uint8_t>(bits);
+    std::vector<std::uint8_t> widths(20, static_cast<std::uint8_t>(bits + 1));
+    widths.resize(108, mean), widths.resize(128, static_cast<std::uint8_t>(bits - 1));
+    widths.resize(256, mean);
     c.k = mixed_plan(widths, 128, 1, ScaleType::fp16, 1830);
     for (auto& [width, table] : std::get<CodebookCoder>(c.k.coder).tables) make_odd(table);
     if (rotation == 1) add_rotation(c.k, 128, 1831), add_rotation(c.v, 128, 1832);
@@ -396,7 +400,7 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
     if (rotation > 0) c.sink_tokens = 3, c.recent_tokens = 11;
     c.sink_logits = rotation == 2, c.softcap = rotation == 1 ? 20.0f : 0.0f;
     c.seed = 1840u + static_cast<unsigned>(rotation);
-    CAPTURE(rotation);
+    CAPTURE(bits, rotation);
     check_outcome(decode_coded(c), 4e-3);
     c.poisoned = 19;
     check_outcome(decode_coded(c), 4e-3);

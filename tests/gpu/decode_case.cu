@@ -123,28 +123,24 @@ std::vector<float> random_rotations(int heads, int dim, bool transposed, std::mt
 
 /// Linear rows: Theta of each head, or one for all heads as the rotation is. Each channel is a random sum of `taps`
 /// bits, such that channels are about the size of the row's scale; bits have different numbers of channels, some none.
-plain::PlainBases make_linear(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
-                              std::mt19937& random) {
-  const auto of_side = [&](const TileSide& side, DeviceRotation& rotation, int taps, bool value) {
-    const int heads = rotation.per_head ? c.num_kv_heads : 1, bits = 32 * side.row_words;
-    std::normal_distribution<float> normal(0.0f, 2.0f / std::sqrt(static_cast<float>(taps)));
-    std::vector<float> bases(static_cast<std::size_t>(heads * side.head_dim * bits));
-    for (int row = 0; row < heads * side.head_dim; ++row)
-      for (int i = 0; i < taps; ++i)
-        bases[static_cast<std::size_t>(row) * static_cast<std::size_t>(bits) + random() % static_cast<unsigned>(bits)] =
-            normal(random);
-    const HostTaps made = linear_taps(bases, side.head_dim, bits, value);
-    rotation.taps = {arena.put(made.weights), arena.put(made.sources), made.count};
-    std::vector<float> all;  // of all KV heads
-    for (int head = 0; head < c.num_kv_heads; ++head) {
-      const auto first = bases.begin() + (heads > 1 ? std::ptrdiff_t{head} * side.head_dim * bits : 0);
-      all.insert(all.end(), first, first + std::ptrdiff_t{side.head_dim} * bits);
-    }
-    return arena.put(all);
-  };
-  plain::PlainBases all;
-  all.k = of_side(variant.k, cache.rotation_k, 5, false), all.v = of_side(variant.v, cache.rotation_v, 11, true);
-  return all;
+/// @return  Theta of all KV heads
+const float* make_linear(Arena& arena, const DecodeCase& c, const TileSide& side, DeviceRotation& rotation, int taps,
+                         bool value, std::mt19937& random) {
+  const int heads = rotation.per_head ? c.num_kv_heads : 1, bits = 32 * side.row_words;
+  std::normal_distribution<float> normal(0.0f, 2.0f / std::sqrt(static_cast<float>(taps)));
+  std::vector<float> bases(static_cast<std::size_t>(heads * side.head_dim * bits));
+  for (int row = 0; row < heads * side.head_dim; ++row)
+    for (int i = 0; i < taps; ++i)
+      bases[static_cast<std::size_t>(row) * static_cast<std::size_t>(bits) + random() % static_cast<unsigned>(bits)] =
+          normal(random);
+  const HostTaps made = linear_taps(bases, side.head_dim, bits, value);
+  rotation.taps = {arena.put(made.weights), arena.put(made.sources), made.count};
+  std::vector<float> all;
+  for (int head = 0; head < c.num_kv_heads; ++head) {
+    const auto first = bases.begin() + (heads > 1 ? std::ptrdiff_t{head} * side.head_dim * bits : 0);
+    all.insert(all.end(), first, first + std::ptrdiff_t{side.head_dim} * bits);
+  }
+  return arena.put(all);
 }
 
 /// A codebook of random numbers that is symmetric about 0.
@@ -168,11 +164,13 @@ const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& si
   CodebookCoder coder{.bits = 4, .group_size = 0, .per_head = true};
   BitAllocation widths;
   for (int head = 0; head < c.num_kv_heads; ++head) {
-    // As many channels of 4 bits as of 2 and twice those of 1, so that the mean is 3.
-    const int ones = side.numbers == 4 || side.numbers == 1 ? 2 + static_cast<int>(random() % 10) : 0,
-              twos = side.numbers == 2 ? 64 : 5 + static_cast<int>(random() % 20), fours = twos + 2 * ones;
-    const int threes = side.head_dim - fours - twos - ones;
-    for (const auto& [width, count] : {std::pair{4, fours}, {3, threes}, {2, twos}, {1, ones}})
+    // The mean is 3 bits, or 2: as many channels are wider by one bit as are narrower, and of rows with all widths
+    // twice as many are as are narrower, or wider, by two.
+    const int mean = side.row_words / 4, few = side.numbers == 2 ? 64 : 5 + static_cast<int>(random() % 20),
+              rare = side.numbers == 4 || side.numbers == 1 ? 2 + static_cast<int>(random() % (mean == 3 ? 10 : 5)) : 0;
+    std::vector<std::pair<int, int>> runs = {{4, few + 2 * rare}, {3, 128 - 2 * few - 3 * rare}, {2, few}, {1, rare}};
+    if (mean == 2) runs = {{4, rare}, {3, few}, {2, 128 - 2 * few - 3 * rare}, {1, few + 2 * rare}};
+    for (const auto& [width, count] : runs)
       widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(count),
                                  static_cast<std::uint8_t>(width));
     for (const int width : {1, 2, 3, 4}) {
@@ -187,36 +185,40 @@ const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& si
   if (rows.programs.empty()) throw std::logic_error("the plan has no rows of segments");
   code.programs = bases.programs = arena.put(rows.programs);
   code.program_taps = {arena.put(rows.weights), arena.put(rows.sources), 1};
-  constexpr std::size_t kBits = 32 * kSegmentWords;
-  std::vector<float> all(static_cast<std::size_t>(c.num_kv_heads) * dim * kBits);
+  const auto bits = static_cast<std::size_t>(32 * segment_words(side.row_words));
+  std::vector<float> all(static_cast<std::size_t>(c.num_kv_heads) * dim * bits);
   for (std::size_t i = 0; i < rows.weights.size(); ++i)
-    all[(i / kBits * dim + rows.sources[i]) * kBits + i % kBits] += rows.weights[i];
+    all[(i / bits * dim + rows.sources[i]) * bits + i % bits] += rows.weights[i];
   return arena.put(all);
 }
 
 /// Codebook codes: a codebook of random numbers for each head, symmetric about 0, and its odd sets as a basis.
-plain::PlainBases make_tables(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
-                              std::mt19937& random) {
-  const auto of_side = [&](const TileSide& side, RowCode& code) {
-    const int bits = side.table_bits, words = plain::linear_bits(side) / 32;
-    std::vector<float> weights, bases(static_cast<std::size_t>(c.num_kv_heads * side.head_dim * 32 * words));
-    for (int head = 0; head < c.num_kv_heads; ++head) {
-      for (const double weight : odd_weights(odd_table(bits, random))) weights.push_back(static_cast<float>(weight));
-      for (int w = 0; w < words; ++w)
-        for (int i = 0; i < 32; ++i) {
-          const TableWord word = table_word(bits, w);
-          const int row = head * side.head_dim + 32 * word.unit + i;
-          bases[static_cast<std::size_t>((row * words + w) * 32 + i)] =
-              weights[static_cast<std::size_t>(head * odd_sets(bits) + word.set)];
-        }
-    }
-    code.weights = arena.put(weights);
-    return arena.put(bases);
-  };
+const float* make_tables(Arena& arena, const DecodeCase& c, const TileSide& side, RowCode& code, std::mt19937& random) {
+  const int bits = side.table_bits, words = plain::linear_bits(side) / 32;
+  std::vector<float> weights, bases(static_cast<std::size_t>(c.num_kv_heads * side.head_dim * 32 * words));
+  for (int head = 0; head < c.num_kv_heads; ++head) {
+    for (const double weight : odd_weights(odd_table(bits, random))) weights.push_back(static_cast<float>(weight));
+    for (int w = 0; w < words; ++w)
+      for (int i = 0; i < 32; ++i) {
+        const TableWord word = table_word(bits, w);
+        const int row = head * side.head_dim + 32 * word.unit + i;
+        bases[static_cast<std::size_t>((row * words + w) * 32 + i)] =
+            weights[static_cast<std::size_t>(head * odd_sets(bits) + word.set)];
+      }
+  }
+  code.weights = arena.put(weights);
+  return arena.put(bases);
+}
+
+/// What rows in bit tiles are multiplied by, on both sides.
+plain::PlainBases make_bases(Arena& arena, const DecodeCase& c, const DecodeVariant& variant, PagedCacheView& cache,
+                             std::mt19937& random) {
   plain::PlainBases all;
-  all.k = variant.k.segments ? make_segments(arena, c, variant.k, cache.code_k, all, random)
-                             : of_side(variant.k, cache.code_k);
-  all.v = of_side(variant.v, cache.code_v);
+  all.k = variant.k.segments         ? make_segments(arena, c, variant.k, cache.code_k, all, random)
+          : variant.k.table_bits > 0 ? make_tables(arena, c, variant.k, cache.code_k, random)
+                                     : make_linear(arena, c, variant.k, cache.rotation_k, 5, false, random);
+  all.v = variant.v.table_bits > 0 ? make_tables(arena, c, variant.v, cache.code_v, random)
+                                   : make_linear(arena, c, variant.v, cache.rotation_v, 11, true, random);
   return all;
 }
 
@@ -368,10 +370,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     p.cache.rotation_v = {0, false, nullptr, arena.put(of_values), arena.put(rotation_fragments(of_values, v_dim))};
   }
   plain::PlainBases bases;
-  if (variant.v.table_bits > 0)
-    bases = make_tables(arena, c, variant, p.cache, random);
-  else if (variant.k.is_bits())
-    bases = make_linear(arena, c, variant, p.cache, random);
+  if (variant.k.is_bits()) bases = make_bases(arena, c, variant, p.cache, random);
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));

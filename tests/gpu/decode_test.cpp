@@ -444,7 +444,7 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
     if (!variant->k.is_bits()) continue;
     ++found;
     CAPTURE(variant->name);
-    const bool is_table = variant->v.table_bits > 0;
+    const bool is_table = variant->v.table_bits > 0 || variant->k.segments;
     for (DecodeCase each : is_table ? table_cases : cases) {
       if (each.heads == 0) each.heads = variant->max_heads;
       CAPTURE(each.seed);
@@ -453,7 +453,7 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
     check(*variant, spread_values(*variant, is_table ? 80 : 300, 1.0f));
     check_huge_scores(*variant, is_table ? 80 : 130);
   }
-  CHECK(found >= 4);
+  CHECK(found >= 5);
 }
 
 TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

@@ -127,7 +127,7 @@ constexpr float kLinearQuery = 8191;  ///< largest integer of a query for linear
 
 /// Numbers that a row of a side in bit tiles is linear in: its bits, or of codebook codes x of all odd sets.
 __host__ __device__ inline int linear_bits(const TileSide& side) {
-  if (side.segments) return 32 * kSegmentWords;
+  if (side.segments) return 32 * segment_words(side.row_words);
   return 32 * (side.table_bits > 0 ? table_words(side.table_bits) : side.row_words);
 }
 
@@ -159,7 +159,7 @@ __device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* t
     return static_cast<int>(tile[offset]) >> bit % 8 & 1;
   };
   int bit = 0;
-  if (const int derived = x / 32 - kSegmentRowWords; side.segments && derived >= 0) {
+  if (const int derived = x / 32 - side.row_words; side.segments && derived >= 0) {
     for (int i = 0; i < 3; ++i)
       if (const int of_plane = program->planes[derived][i] + x % 32; of_plane < 32 * side.row_words)
         bit ^= stored(of_plane);

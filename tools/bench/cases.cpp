@@ -105,8 +105,8 @@ ScaleRule rule_of(const WriteCase& c, const TileSide& side) {
 std::string rotation_name(const WriteCase& c) {
   const std::string rotation =
       c.dense ? c.transform ? "transform" : "dense" : fmt::format("{}{}", c.order, c.transform ? " scaled" : "");
-  const auto is_linear = [](const TileSide& side) { return side.is_bits() && side.table_bits == 0 && !side.segments; };
-  if (is_linear(c.variant->k) || is_linear(c.variant->v)) return fmt::format("{}, memory {}", rotation, c.memory);
+  if (is_linear_format(c.variant->k) || is_linear_format(c.variant->v))
+    return fmt::format("{}, memory {}", rotation, c.memory);
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;
 }
 

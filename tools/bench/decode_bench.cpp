@@ -6,6 +6,7 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/prepare.h>
 #include <kvq/runtime/row_code_data.h>
 
@@ -147,11 +148,12 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   if (variant.k.is_bits()) p.cache.code_k = code_of(memory, c, variant.k, variant.k_bfloat);
   if (variant.v.is_bits()) p.cache.code_v = code_of(memory, c, variant.v, variant.v_bfloat);
-  if (variant.tuned && variant.k.is_bits() && variant.v.table_bits == 0)
-    p.cache.rotation_k = linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k),
-    p.cache.rotation_v = linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v);
-  else
-    p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
+  p.cache.rotation_k = variant.tuned && is_linear_format(variant.k)
+                           ? linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k)
+                           : key_rotation(memory, k);
+  p.cache.rotation_v = variant.tuned && is_linear_format(variant.v)
+                           ? linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v)
+                           : value_rotation(memory, v);
   if (c.new_tokens > 1) {
     std::vector<std::int32_t> q_indptr;
     for (int b = 0; b <= c.batch; ++b) q_indptr.push_back(b * c.new_tokens);

@@ -56,10 +56,11 @@ TensorPlan segment_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   std::vector<Segment> segments;
   if (side.numbers == 2) segments = {{bits + 1, dim / 2}, {bits - 1, dim / 2}};
   if (side.numbers == 3 || side.numbers == 1) segments = {{bits + 1, few}, {bits, dim - 2 * few}, {bits - 1, few}};
-  if (side.numbers == 4)
+  if (side.numbers == 4 && bits == 2) segments = {{4, rare}, {3, few}, {2, dim - rare - 3 * few}, {1, 2 * few}};
+  if (side.numbers == 4 && bits > 2)
     segments = {{bits + 1, 2 * few}, {bits, dim - 3 * few - rare}, {bits - 1, few}, {bits - 2, rare}};
-  if (segments.empty() || bits * dim != 32 * side.row_words || bits < 3 || bits > 6)
-    throw Error{ErrorKind::usage, fmt::format("w{}n{}: expected rows of 3 to 6 bits a channel, and up to 4 scales",
+  if (segments.empty() || bits * dim != 32 * side.row_words || bits < 2 || bits > 6)
+    throw Error{ErrorKind::usage, fmt::format("w{}n{}: expected rows of 2 to 6 bits a channel, and up to 4 scales",
                                               side.row_words, side.numbers)};
   CodebookCoder coder{
       .bits = segments[0].width, .group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};

@@ -34,7 +34,7 @@ std::optional<std::vector<double>> set_weights(std::span<const float> table, int
 int units_of(const BitSegment& segment) { return (segment.channels + kUnitChannels - 1) / kUnitChannels; }
 
 /// Derived words of the rows of one head, or nothing if kernels do not take them.
-std::optional<int> derived_words(const TensorPlan& plan, const CodebookCoder& coder, int kv_head, int dim) {
+std::optional<int> needed_words(const TensorPlan& plan, const CodebookCoder& coder, int kv_head, int dim) {
   const std::vector<BitSegment> segments = bit_segments(plan, kv_head, dim);
   int derived = 0;
   for (const BitSegment& segment : segments) {
@@ -42,7 +42,7 @@ std::optional<int> derived_words(const TensorPlan& plan, const CodebookCoder& co
     if (!weights) return std::nullopt;
     derived += units_of(segment) * (static_cast<int>(weights->size()) - segment.bits);
   }
-  if (segments.size() > kMostSegments || derived > kDerivedWords) return std::nullopt;
+  if (segments.size() > kMostSegments) return std::nullopt;
   return derived;
 }
 
@@ -53,29 +53,30 @@ bool has_segment_rows(const TensorPlan& plan, int dim) {
   if (!coder || !plan.allocation || plan.centroids || dim != kTableHeadDim || scale_bytes(coder->scale_type) != 2)
     return false;
   const int entries = static_cast<int>(plan.allocation->channel_bits.size()) / dim;
-  int words = 0, derived = 0;
+  int words = 0, derived = 0;  // the most of any head
   for (int entry = 0; entry < entries; ++entry) {
     int bits = 0;
     for (const BitSegment& segment : bit_segments(plan, entry, dim)) bits += segment.channels * segment.bits;
     words = std::max(words, (bits + 31) / 32);
-    const std::optional<int> of_entry = derived_words(plan, *coder, entry, dim);
+    const std::optional<int> of_entry = needed_words(plan, *coder, entry, dim);
     if (!of_entry) return false;
-    derived += *of_entry;
+    derived = std::max(derived, *of_entry);
   }
   // Without derived words rows with one scale are linear; there are other kernels for these.
-  return words == kSegmentRowWords && (derived > 0 || !plan.allocation->has_row_scale());
+  return is_segment_row(words) && derived <= derived_words(words) && (derived > 0 || !plan.allocation->has_row_scale());
 }
 
 SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
   SegmentRows rows;
   if (!has_segment_rows(plan, dim)) return rows;
   const auto& coder = std::get<CodebookCoder>(plan.coder);
-  constexpr std::size_t kBits = 32 * kSegmentWords;
+  const int row_words = tile_side(plan, dim).row_words, words = segment_words(row_words);
+  const std::size_t bits = 32 * static_cast<std::size_t>(words);
   for (int head = 0; head < num_kv_heads; ++head) {
     const int entry = plan.rotation.head_index(head);
     SegmentProgram program = {};
-    std::vector<float> weights(kBits);
-    std::vector<std::uint16_t> sources(kBits);
+    std::vector<float> weights(bits);
+    std::vector<std::uint16_t> sources(bits);
     int scale = 0, derived = 0;
     for (const BitSegment& segment : bit_segments(plan, head, dim)) {
       const bool one_scale = plan.allocation->has_row_scale();
@@ -96,13 +97,13 @@ SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
           for (int i = 0, plane = 0; i < segment.bits; ++i)
             if (odd_set(segment.bits, static_cast<int>(set)) >> i & 1)
               program.planes[derived][plane++] = static_cast<std::uint16_t>(key_bit(segment, first, i));
-          for (int q = 0; q < channels; ++q) enter(32 * (kSegmentRowWords + derived) + q, first + q, set);
+          for (int q = 0; q < channels; ++q) enter(32 * (row_words + derived) + q, first + q, set);
         }
       ++scale;
     }
     for (int i = 0; i < kMostSegments; ++i)
-      for (int word = 0; word < kSegmentWords; ++word)
-        if (program.masks[i][word] != 0) program.active |= std::uint32_t{1} << (kSegmentChunks * i + word / 8);
+      for (int word = 0; word < words; ++word)
+        if (program.masks[i][word] != 0) program.active |= std::uint32_t{1} << (kMostSegmentChunks * i + word / 8);
     rows.programs.push_back(program);
     rows.weights.insert(rows.weights.end(), weights.begin(), weights.end());
     rows.sources.insert(rows.sources.end(), sources.begin(), sources.end());

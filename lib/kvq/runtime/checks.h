@@ -46,6 +46,9 @@ inline Status check_write_stride(const char* verb, std::int64_t page_stride) {
                       static_cast<long long>(page_stride));
 }
 
+/// Whether kernels of this format read linear rows (plan/linear_rows.h).
+inline bool is_linear_format(const TileSide& side) { return side.is_bits() && side.table_bits == 0 && !side.segments; }
+
 inline bool same_format(const TileSide& a, const TileSide& b) {
   return a.head_dim == b.head_dim && a.bits == b.bits && a.numbers == b.numbers && a.row_words == b.row_words &&
          a.index_bytes == b.index_bytes &&

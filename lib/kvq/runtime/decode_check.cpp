@@ -87,10 +87,10 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
     if (variant.tuned && rotation->matrix && (!rotation->fragments || !aligned_to_16(rotation->fragments)))
       return Status::fail(kBad, "decode: %s: a dense rotation needs its `fragments` too, aligned to 16 bytes", side);
-  for (const auto& [side, rotation] : {std::pair{"k", &p.cache.rotation_k}, std::pair{"v", &p.cache.rotation_v}})
-    if (variant.tuned && variant.k.is_bits() && variant.k.table_bits == 0 && !variant.k.segments &&
-        (!rotation->taps.weights || !rotation->taps.sources || !aligned_to_16(rotation->taps.weights) ||
-         !aligned_to_16(rotation->taps.sources)))
+  for (const auto& [side, tile, taps] :
+       {std::tuple{"k", &variant.k, &p.cache.rotation_k.taps}, std::tuple{"v", &variant.v, &p.cache.rotation_v.taps}})
+    if (variant.tuned && is_linear_format(*tile) &&
+        (!taps->weights || !taps->sources || !aligned_to_16(taps->weights) || !aligned_to_16(taps->sources)))
       return Status::fail(kBad, "decode: %s: linear rows need `taps`, aligned to 16 bytes", side);
   for (const auto& [side, tile, code] :
        {std::tuple{"k", &variant.k, &p.cache.code_k}, std::tuple{"v", &variant.v, &p.cache.code_v}})

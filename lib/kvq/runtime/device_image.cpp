@@ -1,6 +1,7 @@
 #include <kvq/codec/linear_basis.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/device_image.h>
 #include <kvq/runtime/prepare.h>
 #include <kvq/runtime/row_code_data.h>
@@ -130,8 +131,10 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
 }
 
 void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
-                             Side which, int row_words, LinearKernels linear) {
+                             Side which, const TileSide& tiles, LinearKernels linear) {
   if (!linear.decode && !linear.dequantize) return;
+  if (!is_linear_format(tiles)) return;  // decode of other keys, beside linear values
+  const int row_words = tiles.row_words;
   const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1, row_bits = 32 * row_words;
   std::vector<float> bases, matrices;
   for (int head = 0; head < entries; ++head) {
@@ -154,8 +157,8 @@ void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const Pag
   Layer layer;
   layer.k = add_side(k, g, folded.k, Side::k, bf16);
   layer.v = add_side(*plan.v, g, folded.v, Side::v, bf16);
-  add_linear(layer.k, k, g, folded.k, Side::k, pages.k.row_words, linear);
-  add_linear(layer.v, *plan.v, g, folded.v, Side::v, pages.v.row_words, linear);
+  add_linear(layer.k, k, g, folded.k, Side::k, pages.k, linear);
+  add_linear(layer.v, *plan.v, g, folded.v, Side::v, pages.v, linear);
   layers_.push_back(layer);
 }
 

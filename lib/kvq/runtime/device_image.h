@@ -77,7 +77,7 @@ class DeviceImage {
   void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
   /// Adds Theta of a side's linear rows.
   void add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
-                  int row_words, LinearKernels linear);
+                  const TileSide& tiles, LinearKernels linear);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

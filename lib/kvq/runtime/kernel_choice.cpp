@@ -1,4 +1,5 @@
 #include <kvq/core/error.h>
+#include <kvq/plan/linear_rows.h>
 #include <kvq/plan/serving.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
@@ -61,7 +62,8 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
 
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
-         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && linear == other.linear;
+         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && linear == other.linear &&
+         k_linear == other.k_linear && v_linear == other.v_linear;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
@@ -73,20 +75,19 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .heads = plan.geometry.queries_per_kv_head(),
       .bf16 = bf16,
       .linear = has_linear_bit_tiles(plan, pages),
+      .k_linear = pages.k.is_bits() && has_linear_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim),
+      .v_linear = pages.v.is_bits() && has_linear_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim),
   };
 }
 
 const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens) {
-  const auto needs_linear = [](const TileSide& side) {
-    return side.is_bits() && side.table_bits == 0 && !side.segments;
-  };
-  if ((needs_linear(key.k) || needs_linear(key.v)) && !key.linear) return nullptr;
+  if ((is_linear_format(key.k) && !key.k_linear) || (is_linear_format(key.v) && !key.v_linear)) return nullptr;
   return find_decode_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.heads, key.bf16, new_tokens});
 }
 
 bool decodes_linear_rows(const KernelKey& key) {
   const DecodeVariant* row = find_tuned_decode(key);
-  return row && row->k.is_bits() && row->k.table_bits == 0 && !row->k.segments;
+  return row && (is_linear_format(row->k) || is_linear_format(row->v));
 }
 
 bool dequantizes_linear_rows(const KernelKey& key) { return key.linear && dequantizes_linear(key.k, key.v); }

@@ -5,6 +5,7 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <utility>
@@ -53,19 +54,21 @@ const std::vector<std::uint8_t> kMixed = widths_of({{4, 21}, {3, 86}, {2, 21}}),
 
 TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]") {
   const bool one_scale = GENERATE(false, true);
-  TensorPlan plan = segment_plan(kMixed, kEqual);
+  TensorPlan plan = row_words == 12
+                        ? segment_plan(kMixed, kEqual)
+                        : segment_plan(widths_of({{4, 3}, {3, 21}, {2, 77}, {1, 27}}), widths_of({{2, 128}}));
   if (one_scale)
     for (int i = 0; i < 2 * kGainWidths; ++i)
       plan.allocation->segment_gain.push_back(std::exp2(static_cast<float>(i % 3)));
   REQUIRE(has_segment_rows(plan, 128));
   const SegmentRows rows = segment_rows(plan, 2, 128);
   REQUIRE(rows.programs.size() == 2);
-  constexpr int kBits = 32 * kSegmentWords;
+  const int row_words = GENERATE(8, 12), kBits = 32 * segment_words(row_words);
   for (int head = 0; head < 2; ++head) {
     const SegmentProgram& program = rows.programs[static_cast<std::size_t>(head)];
     const std::vector<BitSegment> segments = bit_segments(plan, head, 128);
     for (unsigned seed = 1; seed <= 40; ++seed) {
-      std::vector<int> row(32 * kSegmentRowWords), codes(128), scale_of(128);
+      std::vector<int> row(static_cast<std::size_t>(32 * row_words)), codes(128), scale_of(128);
       for (std::size_t s = 0; s < segments.size(); ++s)
         for (int c = 0; c < segments[s].channels; ++c) {
           const auto channel = static_cast<std::size_t>(segments[s].first_channel + c);
@@ -80,11 +83,11 @@ TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]"
         const std::size_t at = static_cast<std::size_t>(head * kBits + x);
         if (rows.weights[at] == 0.0f) continue;
         int bit = 0;
-        if (x / 32 < kSegmentRowWords)
+        if (x / 32 < row_words)
           bit = row[static_cast<std::size_t>(x)];
         else
           for (int i = 0; i < 3; ++i)
-            bit ^= row[static_cast<std::size_t>(program.planes[x / 32 - kSegmentRowWords][i] + x % 32)];
+            bit ^= row[static_cast<std::size_t>(program.planes[x / 32 - row_words][i] + x % 32)];
         const std::uint16_t channel = rows.sources[at];
         found[channel] += static_cast<double>(rows.weights[at]) * (bit - 0.5);
         for (int scale = 0; scale < kMostSegments; ++scale)
@@ -98,9 +101,10 @@ TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]"
               Approx(gain * static_cast<double>(table[static_cast<std::size_t>((head << width) + codes[c])])));
       }
     }
-    for (int i = 0; i < kMostSegments * kSegmentChunks; ++i) {
+    for (int i = 0; i < kMostSegments * kMostSegmentChunks; ++i) {
       std::uint32_t any = 0;
-      for (int word = 0; word < 8; ++word) any |= program.masks[i / kSegmentChunks][i % kSegmentChunks * 8 + word];
+      for (int word = 0; word < 8; ++word)
+        any |= program.masks[i / kMostSegmentChunks][i % kMostSegmentChunks * 8 + word];
       CHECK((program.active >> i & 1) == (any != 0 ? 1u : 0u));
     }
   }
@@ -118,9 +122,14 @@ TEST_CASE("Mixed widths that tuned kernels read", "[plan]") {
   CHECK(reads(widths_of({{4, 96}, {0, 32}}), same));  // 12 derived words
   CHECK(reads(widths_of({{4, 64}, {2, 64}}), same));
   CHECK_FALSE(reads(widths_of({{4, 33}, {3, 72}, {2, 15}, {1, 8}}), same));  // 387 bits
-  CHECK_FALSE(reads(widths_of({{2, 128}}), [](TensorPlan& plan, CodebookCoder&) {
-    plan.allocation->channel_bits.assign(256, 2);  // 8 words
-  }));
+  // Rows of 8 words, beside which the other head's are of 2 bits.
+  const auto two_bits = [](TensorPlan& plan, CodebookCoder&) {
+    std::fill(plan.allocation->channel_bits.begin() + 128, plan.allocation->channel_bits.end(), std::uint8_t{2});
+  };
+  CHECK(reads(widths_of({{3, 20}, {2, 88}, {1, 20}}), two_bits));
+  CHECK(reads(widths_of({{4, 64}, {0, 64}}), two_bits));                 // 8 derived words
+  CHECK_FALSE(reads(widths_of({{4, 43}, {3, 28}, {0, 57}}), two_bits));  // 9
+  CHECK_FALSE(reads(widths_of({{3, 40}, {2, 90}}), two_bits));           // 10 words
   // 5 bits: a codebook of any levels is not read, one of equal distances is.
   const std::vector<std::uint8_t> wide = widths_of({{5, 8}, {3, 112}, {1, 8}});
   CHECK_FALSE(reads(wide, same));
@@ -136,7 +145,7 @@ TEST_CASE("Mixed widths that tuned kernels read", "[plan]") {
   CHECK(segment_rows(segment_plan(widths_of({{4, 128}}), kEqual), 2, 128).programs.empty());
 }
 
-TEST_CASE("Block-GTQ of 3 bits has a decode kernel", "[plan]") {
+TEST_CASE("Block-GTQ of 2 and 3 bits has decode kernels", "[plan]") {
   TensorPlan values;
   values.coder = CodebookCoder{.bits = 3, .group_size = 128, .tables = {{3, odd_table(3, 1.0)}}};
   LayerPlan plan{
@@ -153,4 +162,10 @@ TEST_CASE("Block-GTQ of 3 bits has a decode kernel", "[plan]") {
   CHECK(decode() == KernelKind::tuned);
   plan.k = segment_plan(widths_of({{5, 8}, {3, 112}, {1, 8}}), kEqual);
   CHECK(decode() == KernelKind::generic);
+  // Of 2 bits, beside values whose rows are linear.
+  plan.k = segment_plan(widths_of({{3, 20}, {2, 88}, {1, 20}}), widths_of({{2, 128}}));
+  CHECK(decode() == KernelKind::generic);
+  plan.v->coder = CodebookCoder{.bits = 2, .group_size = 128, .tables = {{2, odd_table(2, 1.0)}}};
+  CHECK(cache_format_name(plan) == "w8n3c/w8n1");
+  CHECK(decode() == KernelKind::tuned);
 }

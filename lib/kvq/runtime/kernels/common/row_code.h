@@ -40,7 +40,7 @@ struct RowCode {
   const float* tables = nullptr;
   const float* weights = nullptr;  ///< [Hkv, odd_sets(b)] of sides with table_bits: table_weights(), else null
   /// [Hkv] of keys with TileSide::segments, else null; what each bit of a product's words adds to a channel: [Hkv, 1,
-  /// 32 kSegmentWords] taps
+  /// 32 segment_words()] taps
   const SegmentProgram* programs = nullptr;
   LinearTaps program_taps = {};
   bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")

@@ -81,11 +81,11 @@ struct TableSideTraits {
 
 /// The format of keys in bit tiles of mixed widths with codebook codes (segment_layout.h).
 /// @tparam kNumbersArg  scales of a row
-template <int kDim, int kNumbersArg, bool kBfloatArg = false>
+template <int kDim, int kRowWordsArg, int kNumbersArg, bool kBfloatArg = false>
 struct SegmentSideTraits {
-  static_assert(kDim == kTableHeadDim && kNumbersArg <= kMostSegments);
-  static constexpr int kHeadDim = kDim, kBits = 3, kGroup = kDim, kGroupParams = 1;  ///< kBits: of a channel, the mean
-  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = true, kExact = false,
+  static_assert(kDim == kTableHeadDim && is_segment_row(kRowWordsArg) && kNumbersArg <= kMostSegments);
+  static constexpr int kHeadDim = kDim, kGroup = kDim, kGroupParams = 1;
+  static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false, kSegments = true, kExact = false,
                         kAffine = false;
   KVQ_HD static constexpr TileSide side() {
     return {
@@ -93,13 +93,14 @@ struct SegmentSideTraits {
         .bits = 0,
         .group_size = kDim,
         .numbers = kNumbersArg,
-        .row_words = kSegmentRowWords,
+        .row_words = kRowWordsArg,
         .segments = true,
     };
   }
   static constexpr int kGroups = kNumbersArg;  ///< scales: bits of one are summed up separately
-  static constexpr int kWords = kSegmentWords, kChunks = kSegmentChunks;
-  KVQ_HD static constexpr bool is_long(int chunk) { return chunk != 1; }
+  static constexpr int kRowWords = kRowWordsArg, kWords = segment_words(kRowWords), kChunks = kWords / 8;
+  /// Of twelve words, chunk 1 has the last four and four derived ones.
+  KVQ_HD static constexpr bool is_long(int chunk) { return kRowWords == 8 || chunk != 1; }
 };
 
 }  // namespace kvq

@@ -196,10 +196,10 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
   } else {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u)
-      if constexpr (T::kLinear)
+      if constexpr (T::KSide::kLinear)
         linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
                          scores[2 * u + 1]);
-      else if constexpr (T::kTable)
+      else if constexpr (T::KSide::kTable)
         table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
                         scores[2 * u + 1]);
       else

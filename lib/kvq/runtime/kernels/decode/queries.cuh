@@ -119,7 +119,7 @@ struct NoTaps {
   Held& held;
 };
 template <typename T>
-using TapsOf = std::conditional_t<T::kLinear || T::KSide::kSegments, HeldTaps<T>, NoTaps>;
+using TapsOf = std::conditional_t<T::KSide::kLinear || T::KSide::kSegments, HeldTaps<T>, NoTaps>;
 
 /// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of
 /// half of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
@@ -215,7 +215,7 @@ __device__ __forceinline__ void enter_program(const SegmentProgram& program, int
     to.masks[group][c][t] =
         make_uint2(program.masks[group][first], program.masks[group][first + (Side::is_long(c) ? 1 : 4)]);
   }
-  for (int i = lane; i < kDerivedWords * 4; i += 32) to.planes[i / 4][i % 4] = program.planes[i / 4][i % 4];
+  for (int i = lane; i < kMostDerivedWords * 4; i += 32) to.planes[i / 4][i % 4] = program.planes[i / 4][i % 4];
   if (lane == 0) to.active = program.active;
 }
 
@@ -260,7 +260,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
   ptx::fetch_params(p);
   typename QueriesShared<T>::Rotation dense{shared.rotation};
   TapsOf<T> taps{shared.taps};
-  if constexpr (T::kLinear) taps.open(p.cache.rotation_k.taps, p.cache.rotation_k.per_head ? head : 0);
+  if constexpr (T::KSide::kLinear) taps.open(p.cache.rotation_k.taps, p.cache.rotation_k.per_head ? head : 0);
   if constexpr (T::KSide::kSegments) taps.open(p.cache.code_k.program_taps, head);
   if (p.cache.rotation_k.matrix) dense.open(p.cache.rotation_k, head);
   LaneRow<kDim> factors;
@@ -331,7 +331,8 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     if (checks(n)) ring = load_ring(p.cache, sequence_of(p, pass_of(checked_tile)), entry.ring_slot);
     // The next queries are loaded now, because later these loads would queue behind those of the decode blocks.
     next = first + kTilesAtOnce * grid < work_tiles ? fetch(first + kTilesAtOnce * grid) : 0;
-    if constexpr (T::kLinear || T::KSide::kSegments) ptx::cp_async_wait_all();  // the taps; the barrier publishes them
+    if constexpr (T::KSide::kLinear || T::KSide::kSegments)
+      ptx::cp_async_wait_all();  // the taps; the barrier publishes them
     __syncthreads();
     if (p.cache.rotation_k.matrix) {
       if (n * T::kHeads <= 8)
@@ -384,7 +385,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
 #pragma unroll 1
       for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps) {
         float values[T::KSide::kWords];
-        if constexpr (T::kLinear || T::KSide::kSegments)
+        if constexpr (T::KSide::kLinear || T::KSide::kSegments)
           query_of_bits<T>(rows[i / 2], taps, lane, values);
         else
           query_of_sets<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, lane, values);

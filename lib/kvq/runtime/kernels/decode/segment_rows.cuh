@@ -12,14 +12,20 @@
 /// different scales are masked and multiplied separately.
 namespace kvq::decode {
 
-/// Where a lane finds the planes of its derived words: lane t has word t in chunk 1, 4 + 2 t and 5 + 2 t in chunk 2.
+/// Where a lane finds the planes of its derived words. Of rows of 8 words, lane t has derived words 2 t and 2 t + 1, in
+/// chunk 1; of 12 words it has word t in chunk 1, 4 + 2 t and 5 + 2 t in chunk 2.
 template <typename T>
 struct SegmentPlanes {
-  static constexpr int kWords = 3, kPlanes = 3;
+  static constexpr int kRowWords = T::KSide::kRowWords, kWords = derived_words(kRowWords) / 4, kPlanes = 3;
   /// Bytes in the tile of the row's word that a plane begins in and of the next word, 12 bits each; then the bit.
   unsigned at[kWords][kPlanes];
 
-  static __device__ __forceinline__ int word_of(int i, int t) { return i == 0 ? t : 3 + 2 * t + i; }
+  static __device__ __forceinline__ int word_of(int i, int t) {
+    if constexpr (kRowWords == 8)
+      return 2 * t + i;
+    else
+      return i == 0 ? t : 3 + 2 * t + i;
+  }
   __device__ __forceinline__ void load(const typename T::Operand& operand, int lane) {
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -28,7 +34,7 @@ struct SegmentPlanes {
       for (int plane = 0; plane < kPlanes; ++plane) {
         const int bit = operand.planes[word_of(i, t)][plane], word = bit / 32;
         const auto offset = [&](int w) {
-          return static_cast<unsigned>(key_word_offset(T::KSide::side(), g, min(w, kSegmentRowWords - 1)));
+          return static_cast<unsigned>(key_word_offset(T::KSide::side(), g, min(w, kRowWords - 1)));
         };
         at[i][plane] = offset(word) | offset(word + 1) << 12 | static_cast<unsigned>(bit % 32) << 24;
       }
@@ -62,10 +68,13 @@ __device__ __forceinline__ void segment_scores(const unsigned char* tile, const 
   const int g = lane >> 2, t = lane & 3;
   uint4 chunks[Side::kChunks];
   chunks[0] = *reinterpret_cast<const uint4*>(tile + lane * 16);
-  const uint2 last = *reinterpret_cast<const uint2*>(tile + 512 + lane * 8), first_derived = planes.derived(tile, 0),
-              even = planes.derived(tile, 1), odd = planes.derived(tile, 2);
-  chunks[1] = make_uint4(last.x, last.y, first_derived.x, first_derived.y);
-  chunks[2] = make_uint4(even.x, even.y, odd.x, odd.y);
+  const auto two = [](const uint2& a, const uint2& b) { return make_uint4(a.x, a.y, b.x, b.y); };
+  if constexpr (Side::kRowWords == 8) {
+    chunks[1] = two(planes.derived(tile, 0), planes.derived(tile, 1));
+  } else {
+    chunks[1] = two(*reinterpret_cast<const uint2*>(tile + 512 + lane * 8), planes.derived(tile, 0));
+    chunks[2] = two(planes.derived(tile, 1), planes.derived(tile, 2));
+  }
   const unsigned active = operand.active;
   const unsigned char* numbers = tile + Side::side().code_bytes() + 4 * g * Side::kGroups;
   float scores[2] = {0.0f, 0.0f};
@@ -74,7 +83,7 @@ __device__ __forceinline__ void segment_scores(const unsigned char* tile, const 
     int counts[kPlanePairs][4] = {};
 #pragma unroll
     for (int c = 0; c < Side::kChunks; ++c) {
-      if (active >> (Side::kChunks * group + c) & 1) {
+      if (active >> (kMostSegmentChunks * group + c) & 1) {
         uint4 a = chunks[c];
         if constexpr (Side::kGroups > 1) {
           const uint2 mask = operand.masks[group][c][t];

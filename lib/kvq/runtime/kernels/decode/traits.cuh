@@ -18,11 +18,12 @@ struct DecodeTraits {
   using Activation = ActivationArg;
   static constexpr int kHeadDim = KSide::kHeadDim;
   static constexpr bool kExact = KSide::kExact;
-  static constexpr bool kLinear = KSide::kLinear;  ///< rows of bits (linear_rows.cuh)
-  static constexpr bool kTable = KSide::kTable;    ///< rows of codebook codes (table_rows.cuh)
+  static constexpr bool kLinear = VSide::kLinear;  ///< values are rows of bits (linear_rows.cuh)
+  static constexpr bool kTable = VSide::kTable;    ///< values are codebook codes (table_rows.cuh)
   static constexpr bool kBitTiles = kLinear || kTable;
-  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact && VSide::kLinear == kLinear &&
-                VSide::kTable == kTable);
+  static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
+  static_assert(KSide::kSegments ? kBitTiles : KSide::kLinear == kLinear && KSide::kTable == kTable,
+                "keys of mixed widths go with values in bit tiles, other keys with values of their kind");
 
   static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
@@ -39,9 +40,12 @@ struct DecodeTraits {
   }();
   static constexpr int kSums = 16 * kSumBlocks;
   static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits
-    if constexpr (kLinear) return KSide::kRowWords > 8 || VSide::kRowWords > 8;
-    if constexpr (kTable) return KSide::kBits > 3 || VSide::kBits > 3;
-    return false;
+    const auto is_wide = []<typename Side>(std::type_identity<Side>) {
+      if constexpr (Side::kLinear) return Side::kRowWords > 8;
+      if constexpr (Side::kTable) return Side::kBits > 3;
+      return false;
+    };
+    return is_wide(std::type_identity<KSide>{}) || is_wide(std::type_identity<VSide>{});
   }();
 
   /// Slices are the codes of two or four bits in a byte (page_layout.h). True if all slices of a byte of values are in
@@ -84,14 +88,16 @@ struct DecodeTraits {
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
   static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
   static_assert(kPartitionWarps * 32 * kRegisters <= 16384, "registers of a partition");
+  static constexpr int kSegmentBytes = 6144;  ///< what queries for keys of mixed widths take more of shared memory
   static constexpr int kStagesPerWarp =
-      std::clamp(kPolicy.ring_bytes / (kConsumerWarps * kStageBytes), kPolicy.least_stages, kPolicy.most_stages);
+      std::clamp((kPolicy.ring_bytes - (KSide::kSegments ? kSegmentBytes : 0)) / (kConsumerWarps * kStageBytes),
+                 kPolicy.least_stages, kPolicy.most_stages);
   /// Consumer warps take stages in turn: load n goes to stage n mod kStages and to consumer warp n mod kConsumerWarps.
   static constexpr int kStages = kLargeStage ? kPolicy.large_stages : kConsumerWarps * kStagesPerWarp;
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
-  static constexpr int kQueryBuffers = kTable && (kWide || KSide::kSegments) ? 2
+  static constexpr int kQueryBuffers = KSide::kSegments || (kTable && kWide) ? 2
                                        : kLargeStage                         ? kPolicy.large_query_buffers
                                                                              : kPolicy.query_buffers;
 
@@ -118,8 +124,8 @@ struct DecodeTraits {
   };
   /// Of keys of mixed widths: what a SegmentProgram says, for lanes.
   struct Segments : Weights {
-    uint2 masks[KSide::kGroups][kTable ? kSegmentChunks : 1][4];  ///< of lane t's two words of a chunk
-    std::uint16_t planes[kDerivedWords][4];
+    uint2 masks[KSide::kGroups][kMostSegmentChunks][4];  ///< of lane t's two words of a chunk
+    std::uint16_t planes[kMostDerivedWords][4];
     std::uint32_t active;
   };
   struct alignas(16) Operand
