@@ -1,5 +1,7 @@
 #include "bench/cases.h"
 
+#include <kvq/runtime/checks.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
