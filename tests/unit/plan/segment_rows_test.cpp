@@ -54,6 +54,7 @@ const std::vector<std::uint8_t> kMixed = widths_of({{4, 21}, {3, 86}, {2, 21}}),
 
 TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]") {
   const bool one_scale = GENERATE(false, true);
+  const int row_words = GENERATE(8, 12), bits_of_product = 32 * segment_words(row_words);
   TensorPlan plan = row_words == 12
                         ? segment_plan(kMixed, kEqual)
                         : segment_plan(widths_of({{4, 3}, {3, 21}, {2, 77}, {1, 27}}), widths_of({{2, 128}}));
@@ -63,7 +64,6 @@ TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]"
   REQUIRE(has_segment_rows(plan, 128));
   const SegmentRows rows = segment_rows(plan, 2, 128);
   REQUIRE(rows.programs.size() == 2);
-  const int row_words = GENERATE(8, 12), kBits = 32 * segment_words(row_words);
   for (int head = 0; head < 2; ++head) {
     const SegmentProgram& program = rows.programs[static_cast<std::size_t>(head)];
     const std::vector<BitSegment> segments = bit_segments(plan, head, 128);
@@ -79,8 +79,8 @@ TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]"
             row[static_cast<std::size_t>(key_bit(segments[s], c, i))] = codes[channel] >> i & 1;
         }
       std::vector<double> found(128), expected;
-      for (int x = 0; x < kBits; ++x) {
-        const std::size_t at = static_cast<std::size_t>(head * kBits + x);
+      for (int x = 0; x < bits_of_product; ++x) {
+        const std::size_t at = static_cast<std::size_t>(head * bits_of_product + x);
         if (rows.weights[at] == 0.0f) continue;
         int bit = 0;
         if (x / 32 < row_words)
