@@ -32,7 +32,7 @@ METHODS = {
     "exact": ("--bits-v", 16),
 }
 MIXED = {"block-gtq", "kvq"}  # rows of packing.md are padded otherwise than those of pages
-TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain", "tq-mse"}
+TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain", "block-gtq", "tq-mse"}
 SEVERAL = {"kvq"}  # layers have formats of their own; tuned kernels decode them
 VERBS = ("decode", "quantize_write", "dequantize", "prefill")
 
@@ -273,7 +273,7 @@ def test_page_sizes_that_pages_lack(said):
 
 
 def test_report_says_how_it_is_served(said, tmp_path):
-    for name, word in [("kvq", "tuned"), ("block-gtq", "generic"), ("tuned", "tuned")]:
+    for name, word in [("kvq", "tuned"), ("random", "generic"), ("tuned", "tuned")]:
         succeed("kvq-inspect", said[name][1], "--html", tmp_path / "report.html")
         html = (tmp_path / "report.html").read_text()
         assert 'id="serving"' in html and f'<dd class="big">{word}</dd>' in html

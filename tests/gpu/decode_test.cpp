@@ -451,7 +451,7 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
       check(*variant, each);
     }
     check(*variant, spread_values(*variant, is_table ? 80 : 300, 1.0f));
-    check_huge_scores(*variant, is_table ? 80 : 130);
+    if (!is_table || variant->k.table_bits == 3) check_huge_scores(*variant, is_table ? 80 : 130);
   }
   CHECK(found >= 5);
 }
