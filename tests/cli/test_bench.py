@@ -32,8 +32,8 @@ def side_bytes(side: str, head_dim: int) -> int:
     """Bytes of a row by packing.md: codes and 16-bit numbers."""
     if side == "bf16":
         return 2 * head_dim
-    if words := re.fullmatch("w([0-9]+)n1", side):
-        return 4 * int(words[1]) + 2
+    if words := re.fullmatch("w([0-9]+)n([0-9])(c|t[34])?", side):
+        return 4 * int(words[1]) + 2 * int(words[2])
     levels, bits, group = re.fullmatch("([us])([24])g([0-9]+)b?", side).groups()
     return head_dim * int(bits) // 8 + head_dim // int(group) * (2 if levels == "u" else 1) * 2
 
