@@ -34,7 +34,7 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
     throw Error{
         ErrorKind::usage,
         fmt::format("{}: expected bf16, or u or s, 2, 3 or 4 bits, a group size and perhaps z (zero points, of u), b "
-                    "or f, such as u2g128; found \"{}\"",
+                    "or f, such as u2g128; or rows in bit tiles, such as w8n1, w12n1t3, w12n3c; found \"{}\"",
                     flag, text)};
   const TileSide side{
       .head_dim = head_dim,

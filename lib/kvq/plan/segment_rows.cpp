@@ -15,14 +15,6 @@ namespace {
 
 constexpr int kMostTableBits = 4;  ///< of codebooks whose levels are at any distances
 
-/// Empty if the coder has no codebook for the width.
-std::span<const float> table_of(const CodebookCoder& coder, int width, int entry) {
-  const std::size_t size = std::size_t{1} << width, first = coder.per_head ? static_cast<std::size_t>(entry) * size : 0;
-  const auto tables = coder.tables.find(width);
-  if (tables == coder.tables.end() || tables->second.size() < first + size) return {};
-  return std::span(tables->second).subspan(first, size);
-}
-
 /// Weights of the sets of bits of a segment's codes, single bits first; none if there are no kernels for the codebook.
 std::optional<std::vector<double>> set_weights(std::span<const float> table, int width) {
   if (table.empty()) return std::nullopt;
@@ -38,7 +30,7 @@ std::optional<int> needed_words(const TensorPlan& plan, const CodebookCoder& cod
   const std::vector<BitSegment> segments = bit_segments(plan, kv_head, dim);
   int derived = 0;
   for (const BitSegment& segment : segments) {
-    const auto weights = set_weights(table_of(coder, segment.bits, plan.rotation.head_index(kv_head)), segment.bits);
+    const auto weights = set_weights(codebook_of(coder, segment.bits, plan.rotation.head_index(kv_head)), segment.bits);
     if (!weights) return std::nullopt;
     derived += units_of(segment) * (static_cast<int>(weights->size()) - segment.bits);
   }
@@ -81,7 +73,7 @@ SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
     for (const BitSegment& segment : bit_segments(plan, head, dim)) {
       const bool one_scale = plan.allocation->has_row_scale();
       const double gain = one_scale ? static_cast<double>(plan.allocation->gain(entry, segment.bits)) : 1.0;
-      const std::vector<double> of_sets = set_weights(table_of(coder, segment.bits, entry), segment.bits).value();
+      const std::vector<double> of_sets = set_weights(codebook_of(coder, segment.bits, entry), segment.bits).value();
       const auto enter = [&](int bit, int channel, std::size_t set) {
         const auto at = static_cast<std::size_t>(bit);
         weights[at] = static_cast<float>(gain * of_sets[set]);

@@ -17,14 +17,14 @@ double sign_of(std::size_t code, int set) {
 
 int bits_of(std::span<const float> table) { return std::countr_zero(table.size()); }
 
-/// The entries of a head's codebook.
-std::span<const float> table_of(const CodebookCoder& coder, int entry) {
-  const std::size_t size = std::size_t{1} << coder.bits;
-  return std::span(coder.tables.at(coder.bits))
-      .subspan(coder.per_head ? static_cast<std::size_t>(entry) * size : 0, size);
-}
-
 }  // namespace
+
+std::span<const float> codebook_of(const CodebookCoder& coder, int width, int entry) {
+  const std::size_t size = std::size_t{1} << width, first = coder.per_head ? static_cast<std::size_t>(entry) * size : 0;
+  const auto tables = coder.tables.find(width);
+  if (tables == coder.tables.end() || tables->second.size() < first + size) return {};
+  return std::span(tables->second).subspan(first, size);
+}
 
 std::vector<double> odd_weights(std::span<const float> table) {
   const int bits = bits_of(table);
@@ -61,16 +61,16 @@ int table_bits(const TensorPlan& plan, int dim) {
   if (tables == coder->tables.end()) return 0;
   const int entries = static_cast<int>(tables->second.size() >> coder->bits);
   for (int entry = 0; entry < entries; ++entry)
-    if (!is_odd_table(table_of(*coder, entry))) return 0;
+    if (!is_odd_table(codebook_of(*coder, coder->bits, entry))) return 0;
   return entries > 0 ? coder->bits : 0;
 }
 
 std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim) {
   std::vector<float> all;
   if (table_bits(plan, dim) == 0) return all;
+  const auto& coder = std::get<CodebookCoder>(plan.coder);
   for (int head = 0; head < num_kv_heads; ++head) {
-    const std::vector<double> weights =
-        odd_weights(table_of(std::get<CodebookCoder>(plan.coder), plan.rotation.head_index(head)));
+    const std::vector<double> weights = odd_weights(codebook_of(coder, coder.bits, plan.rotation.head_index(head)));
     all.insert(all.end(), weights.begin(), weights.end());
   }
   return all;

@@ -8,6 +8,10 @@
 
 namespace kvq {
 
+/// The codebook of a width; empty if the coder has none for it.
+/// @param entry  of the head: Rotation::head_index()
+std::span<const float> codebook_of(const CodebookCoder& coder, int width, int entry);
+
 /// Weights of the odd sets of bits of a codebook's entries (table_layout.h).
 /// @param table  [2^b], b = 3 or 4
 /// @return       [odd_sets(b)]
