@@ -9,6 +9,7 @@
 #include <kvq/runtime/device_memory.h>
 #include <kvq/runtime/golden_pages.h>
 #include <kvq/runtime/head_slice.h>
+#include <kvq/runtime/kernel_choice.h>
 #include <kvq/runtime/kernels/common/ring_state.h>
 
 #include <catch2/catch.hpp>
@@ -188,6 +189,7 @@ struct Target {
   std::vector<std::int64_t> slots = {};
   std::vector<std::int64_t> window_rows = {};  ///< of rings, or negative; empty: no windows
   WindowLayouts windows = {};
+  bool chosen = false;  ///< write by the kernels that the runtime chooses, else by the generic one
 };
 constexpr int kRingRows = 32, kRings = 2;
 
@@ -277,7 +279,9 @@ Pools written_pools(const LayerPlan& plan, const PageLayout& layout, const Targe
   const DeviceMemory constants = to_device(image.bytes(), nullptr);
   const LayerPointers pointers = image.pointers(0, constants.get());
   const WriteVariant variant =
-      generic_write({layout.k, layout.v, has_bfloat_scales(plan.k), has_bfloat_scales(*plan.v)}, bf16);
+      t.chosen ? choose_write(kernel_key(plan, layout, bf16))
+               : generic_write({layout.k, layout.v, has_bfloat_scales(plan.k), has_bfloat_scales(*plan.v)}, bf16);
+  if (t.chosen) CHECK(std::string_view(variant.name).starts_with("quantize_write_codebook"));
   WriteLaunch launch;
   REQUIRE(variant.plan(launch).ok());
   const DeviceMemory k = to_device<std::uint16_t>(rows.k, nullptr), v = to_device<std::uint16_t>(rows.v, nullptr),
@@ -364,6 +368,39 @@ TEST_CASE("Codebooks in bit tiles", "[runtime][gpu][generic][emulated]") {
     CAPTURE(bits, i);
     check_plan(codebooks(bits, i == 0 ? 128 : 32, i == 1, kSearched[i], kTypes[(i + 1) % 3]), 128, i != 2, 30);
   }
+}
+
+TEST_CASE("Codebook codes of one group by their tuned write", "[runtime][gpu][emulated]") {
+  const int bits = GENERATE(2, 3, 4);
+  const bool bf16 = GENERATE(true, false);
+  const ScaleRule rule = bf16 ? ScaleRule::norm : ScaleRule::rms;
+  const TensorPlan plain = codebooks(bits, 128, bits == 3, rule, ScaleType::fp16);
+  // Maps that are exact for small integers, in both kernels for rotations.
+  TensorPlan blocks = rotated(plain, 128), dense = plain;
+  dense.rotation.kind = RotationKind::dense;
+  dense.rotation.matrix.assign(std::size_t{kHeads} * 128 * 128, 0.0);
+  for (std::size_t row = 0; row < std::size_t{kHeads} * 128; ++row)
+    dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
+  const auto check = [&](const TensorPlan& k, const TensorPlan& v, Target t, bool integers) {
+    const LayerPlan layer = layer_of(k, 128, v, 128);
+    t.chosen = true;
+    check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 35, integers), bf16);
+  };
+  CAPTURE(bits, bf16);
+  Target single = target_of(3, 16, 0);
+  single.slots = {31, -1, 6}, single.pages = 3;
+  Target windows = target_of(24, 32, 0);
+  for (int i = 0; i < 24; ++i) windows.window_rows.push_back(i % 3 ? i + 8 : -1);
+  for (const TensorPlan& plan : {plain, blocks, dense}) {
+    const bool integers = plan.rotation.kind != RotationKind::identity;
+    check(plan, plan, target_of(37, 16, 16), integers);
+    check(plan, plan, single, integers);
+  }
+  check(dense, blocks, windows, true);
+  // Beside a side of other codes, which the generic kernel writes.
+  check(plain, codebooks(5 - bits % 4, 128, false, rule, ScaleType::bf16), target_of(21, 32, 5), false);
+  check(mixed(codebooks(8, 0, true, ScaleRule::norm, ScaleType::fp16), 128, some_widths(128), false), plain,
+        target_of(21, 32, 5), false);
 }
 
 TEST_CASE("Trellises in bit tiles", "[runtime][gpu][generic][emulated]") {

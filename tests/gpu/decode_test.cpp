@@ -28,8 +28,8 @@ void check(const DecodeVariant& variant, const DecodeCase& c) {
 void run_all(DecodeCase c) {
   const int asked = c.heads;
   for (const DecodeVariant* variant : decode_variants()) {
-    c.heads = asked > 0 ? asked : variant->max_heads;
-    if (c.heads > variant->max_heads) continue;
+    c.heads = asked > 0 ? asked : variant->max_rows;
+    if (c.heads > variant->max_rows) continue;
     CAPTURE(variant->name, c.heads, c.page_size, c.seed);
     check(*variant, c);
   }
@@ -146,7 +146,7 @@ DecodeCase capped_scores(bool centers, float softcap) {
 DecodeCase spread_values(const DecodeVariant& variant, int length, float sharpness) {
   return {
       .num_kv_heads = 2,
-      .heads = variant.max_heads,
+      .heads = variant.max_rows,
       .lengths = {length, 77, 0},
       .sink_tokens = 8,
       .recent_tokens = 40,
@@ -172,7 +172,7 @@ void check_huge_scores(const DecodeVariant& variant, int length) {
 std::vector<const DecodeVariant*> many_rows() {
   std::vector<const DecodeVariant*> found;
   for (const DecodeVariant* variant : decode_variants())
-    if (variant->max_heads >= 8 && !variant->k.exact()) found.push_back(variant);
+    if (variant->max_rows >= 8 && !variant->k.exact()) found.push_back(variant);
   return found;
 }
 
@@ -296,7 +296,7 @@ TEST_CASE("Results of several sequences are combined at once, of one format", "[
 TEST_CASE("The rest of a long queue is claimed, in captured calls too", "[runtime][gpu][slow]") {
   const bool many = GENERATE(false, true);
   for (const DecodeVariant* variant : decode_variants())
-    check_long_queue(*variant, many, many ? variant->max_heads - 1 : variant->max_heads);
+    check_long_queue(*variant, many, many ? variant->max_rows - 1 : variant->max_rows);
 }
 
 TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][emulated]") {
@@ -305,7 +305,7 @@ TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][
 
 TEST_CASE("The rest of a long queue is claimed in many rows", "[runtime][gpu][emulated]") {
   for (const DecodeVariant* variant : many_rows())
-    if (!variant->bf16 && variant->max_heads == 8) check_long_queue(*variant, false, 8);
+    if (!variant->bf16 && variant->max_rows == 8) check_long_queue(*variant, false, 8);
 }
 
 TEST_CASE("A very long queue has one round more", "[runtime][gpu][slow]") {
@@ -377,7 +377,7 @@ TEST_CASE("Geometries of gpt-oss and Gemma 3: sinks, soft caps, sliding windows 
   int found = 0;
   for (const Geometry& g : {Geometry{64, 8, 8, 128}, Geometry{256, 4, 2, 1024}, Geometry{128, 16, 2, 1024}})
     for (const DecodeVariant* variant : decode_variants()) {
-      if (variant->k.head_dim != g.head_dim || variant->max_heads < g.heads || variant->k.exact()) continue;
+      if (variant->k.head_dim != g.head_dim || variant->max_rows < g.heads || variant->k.exact()) continue;
       for (const int window : {g.sliding_window, 0}) {
         DecodeCase c{
             .num_kv_heads = g.kv_heads,
@@ -446,7 +446,7 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
     CAPTURE(variant->name);
     const bool is_table = variant->v.table_bits > 0 || variant->k.segments;
     for (DecodeCase each : is_table ? table_cases : cases) {
-      if (each.heads == 0) each.heads = variant->max_heads;
+      if (each.heads == 0) each.heads = variant->max_rows;
       CAPTURE(each.seed);
       check(*variant, each);
     }
@@ -454,6 +454,44 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
     if (!is_table || variant->k.table_bits == 3) check_huge_scores(*variant, is_table ? 80 : 130);
   }
   CHECK(found >= 5);
+}
+
+TEST_CASE("More query heads than rows of a work tile are several passes", "[runtime][gpu]") {
+  const auto cases_of = [](int heads) {
+    std::vector<DecodeCase> cases = several_tokens(heads);
+    DecodeCase capped = capped_scores(true, 5.0f);
+    capped.heads = heads;
+    cases.push_back(capped);
+    cases.push_back({.heads = heads, .lengths = kRagged, .sink_tokens = 8, .recent_tokens = 40, .seed = 70});
+    cases.push_back({.num_kv_heads = 1, .heads = heads, .lengths = {9000}, .replay = {4000}, .seed = 71});
+    cases.push_back({
+        .num_kv_heads = 2,
+        .heads = heads,
+        .lengths = std::vector<int>(150, 200),
+        .rotation = CaseRotation::dense,
+        .seed = 73,
+    });
+    return cases;
+  };
+  for (const DecodeVariant* variant : decode_variants())
+    for (const int more : {1, variant->max_rows, 2 * variant->max_rows + 1})
+      for (const DecodeCase& c : cases_of(variant->max_rows + more)) {
+        CAPTURE(variant->name, c.heads, c.seed);
+        check(*variant, c);
+      }
+}
+
+TEST_CASE("More query heads than rows of a work tile, of two formats", "[runtime][gpu][emulated]") {
+  for (const DecodeVariant* variant : decode_variants()) {
+    if (variant->max_rows > 4 ||
+        !(variant == &two_bits() || variant->name == std::string("decode_d128_w8n1_w8n1_h4_bf16")))
+      continue;
+    DecodeCase capped = capped_scores(true, 5.0f);
+    capped.heads = 5, capped.lengths = {130, 3}, capped.new_tokens = {2, 1};
+    CAPTURE(variant->name);
+    check(*variant, capped);
+    check(*variant, {.num_kv_heads = 2, .heads = 7, .lengths = {150, 0, 66}, .recent_tokens = 40, .seed = 72});
+  }
 }
 
 TEST_CASE("A batch of nothing", "[runtime][gpu]") { run_all({.heads = 0, .lengths = {}}); }

@@ -13,7 +13,7 @@ TEST_CASE("Decode in small: windows, rotations, splits of a work tile in many bl
     CAPTURE(variant->name);
     const DecodeOutcome outcome = run_decode_case(*variant, {
                                                                 .num_kv_heads = 2,
-                                                                .heads = variant->max_heads,
+                                                                .heads = variant->max_rows,
                                                                 .page_size = 32,
                                                                 .lengths = {333, 0, 70, 1},
                                                                 .sink_tokens = 4,
@@ -64,7 +64,7 @@ TEST_CASE("Transforms in small: scales of channels, matrices near the bound", "[
     CAPTURE(variant->name);
     const DecodeOutcome outcome = run_decode_case(*variant, {
                                                                 .num_kv_heads = 2,
-                                                                .heads = variant->max_heads,
+                                                                .heads = variant->max_rows,
                                                                 .page_size = 32,
                                                                 .lengths = {70, 0, 17},
                                                                 .sink_tokens = 4,

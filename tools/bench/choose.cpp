@@ -58,8 +58,7 @@ const DecodeVariant& choose_decode(const std::string& k, const std::string& v, i
       .new_tokens = new_tokens,
   });
   if (!row)
-    throw not_built(k, v, fmt::format("head_dim {}, {}, {} query heads of a KV head", head_dim, name_of(bf16), heads),
-                    built(decode_variants(), head_dim));
+    throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(decode_variants(), head_dim));
   return *row;
 }
 
@@ -81,8 +80,11 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
   if (key.side.is_bits() && value.side.is_bits()) {
-    static std::deque<WriteVariant> generic;
-    return generic.emplace_back(generic_write({key.side, value.side, key.bfloat, value.bfloat}, bf16));
+    static std::deque<WriteVariant> made;
+    const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
+    const int k_bits = key.bfloat ? 0 : key.side.table_bits, v_bits = value.bfloat ? 0 : value.side.table_bits;
+    return made.emplace_back(k_bits > 0 || v_bits > 0 ? codebook_write(format, k_bits, v_bits, bf16)
+                                                      : generic_write(format, bf16));
   }
   throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));
 }

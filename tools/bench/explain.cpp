@@ -48,7 +48,7 @@ Section policy_of(const DecodePolicy& p) {
 Section kernel_of(const DecodeKernelShape& k) {
   return {"kernel",
           {
-              {"heads", "query heads of a KV head, with padding", k.heads},
+              {"heads", "rows of a work tile, with padding", k.heads},
               {"consumer_warps", "consumer warps of a block", k.consumer_warps},
               {"stages", "stages of a block", k.stages},
               {"stage_bytes", "bytes of a stage", k.stage_bytes},

@@ -192,7 +192,8 @@ class SideAllocator::Impl {
     const int per_unit = static_cast<int>(p.units.front().channels.size());
     // With one scale a row, pages store codes in whole words and the scale behind them.
     const int scale = scale_bytes(options_.side(side_).scale_type),
-              beside = options_.scales == ScaleScope::row ? scale : 0;
+              beside = options_.scales == ScaleScope::row ? scale : 0,
+              max_bits = budget.max_bits > 0 ? budget.max_bits : options_.max_bits;
     if (budget.row_bytes > 0)
       return byte_allocation(p.scores,
                              {
@@ -201,12 +202,12 @@ class SideAllocator::Impl {
                                  .index_bytes = 0,
                                  .channels_per_block = per_unit,
                                  .min_bits = options_.min_bits,
-                                 .max_bits = options_.max_bits,
+                                 .max_bits = max_bits,
                                  .row_scale = options_.scales == ScaleScope::row,
                              },
                              law());
     const auto count = static_cast<int>(p.units.size());
-    return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, options_.max_bits, law());
+    return greedy_allocation(p.scores, total_bits(budget.bits, count), options_.min_bits, max_bits, law());
   }
 
   void add_head(TensorPlan& plan, int h, const HeadProblem& p, const SideBudget& budget) {

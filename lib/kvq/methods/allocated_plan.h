@@ -15,6 +15,8 @@ double block_score(BlockScore score, double query_energy, double key_energy);
 struct SideBudget {
   double bits = 0.0;  ///< average code bits of a channel
   int row_bytes = 0;  ///< if not 0: bytes of a head's row instead
+  int max_bits =
+      0;  ///< if not 0: largest width instead of Options::max_bits, which BitAllocation::free_objective keeps
 };
 
 /// The plan of one side with mixed widths, which differ from head to head. For each entry of the scope, `how` names

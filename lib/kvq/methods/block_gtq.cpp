@@ -3,6 +3,9 @@
 #include <kvq/methods/layers.h>
 #include <kvq/methods/recipes.h>
 #include <kvq/methods/width_options.h>
+#include <kvq/plan/kernel_rows.h>
+#include <kvq/plan/segment_rows.h>
+#include <kvq/plan/serving.h>
 #include <kvq/solve/structured.h>
 
 // Block-GTQ (arXiv 2606.24033): widths of 1 to 8 bits for the RoPE blocks of each KV head, by a score of their energy
@@ -35,20 +38,40 @@ Rotation tq_rotation(const RotationRequest& request) {
   return rotation;
 }
 
-TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side, Backend& backend) {
+/// @param max_bits  SideBudget::max_bits
+TensorPlan gtq_side(const LayerStats& stats, const Options& options, Side side, Backend& backend, int max_bits = 0) {
   const SideOptions& asked = options.side(side);
   if (stays_exact(options, stats.layer, side)) return exact_plan(options);
   if (asked.allocate == Allocate::none) return plan_side(stats, options, side, tq_rotation, 0, backend);
   const auto heads = static_cast<std::size_t>(options.scope == Scope::layer ? 1 : stats.geometry.num_kv_heads);
-  return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes},
+  return allocate_side(SideView(stats, options, side), options, {asked.bits, asked.row_bytes, max_bits},
                        std::vector<Allocate>(heads, asked.allocate), true, backend);
+}
+
+bool is_decode_tuned(const LayerPlan& plan) {
+  return plan.v && served_by(plan, Activation::bf16, kernel_rows()).by(KernelVerb::decode) == KernelKind::tuned;
+}
+
+/// Target::runtime without a budget: if no tuned kernel decodes the layer, but one does with narrower widths of keys,
+/// takes keys of such widths.
+void narrow_keys(const LayerStats& stats, const Options& options, Backend& backend, LayerPlan& plan) {
+  const int widest = options.max_bits;
+  if (!plan.k.allocation || widest <= kMostSegmentBits || options.min_bits > kMostSegmentBits ||
+      options.k.bits > kMostSegmentBits || is_decode_tuned(plan))
+    return;
+  LayerPlan narrow = plan;
+  narrow.k = gtq_side(stats, options, Side::k, backend, kMostSegmentBits);
+  if (is_decode_tuned(narrow)) plan = std::move(narrow);
 }
 
 Decision gtq_decide(const StatsSource& source, const Options& options, const MethodContext& context) {
   if (options.budget_bits || options.budget_bytes) return decide_with_budget(source, options, context);
-  return plan_layers(source, context, [&](const LayerStats& stats, Side side) {
-    return gtq_side(stats, options, side, context.backend);
-  });
+  return plan_layers(
+      source, context,
+      [&](const LayerStats& stats, Side side) { return gtq_side(stats, options, side, context.backend); },
+      [&](const LayerStats& stats, LayerPlan& plan) {
+        if (options.target == Target::runtime) narrow_keys(stats, options, context.backend, plan);
+      });
 }
 
 void tq_defaults(Options& options) {
@@ -124,9 +147,8 @@ void gtq_settle(const Method& method, Options& options, const GivenOptions& give
   settle_budget(options, given);
   if (given.is_on(kJoint)) return settle_joint(options, given);
   const bool has_budget = options.budget_bits || options.budget_bytes;
-  if (has_budget || options.uniform_layout || options.budget_per_layer || given.has("--target"))
-    throw Error{ErrorKind::usage,
-                "--budget-bits, --budget-bytes, --target, --uniform-layout and --budget-per-layer need --joint",
+  if (has_budget || options.uniform_layout || options.budget_per_layer)
+    throw Error{ErrorKind::usage, "--budget-bits, --budget-bytes, --uniform-layout and --budget-per-layer need --joint",
                 "or --bits, --row-bytes-k and --row-bytes-v for each layer alike"};
 }
 

@@ -8,7 +8,8 @@ int layers_at_once(const Backend& backend) {
 }
 
 Decision plan_layers(const StatsSource& source, const MethodContext& context,
-                     const std::function<TensorPlan(const LayerStats&, Side)>& plan_side) {
+                     const std::function<TensorPlan(const LayerStats&, Side)>& plan_side,
+                     const std::function<void(const LayerStats&, LayerPlan&)>& finish_layer) {
   Decision decision;
   for_each_layer(
       context.backend, source.size(),
@@ -16,6 +17,7 @@ Decision plan_layers(const StatsSource& source, const MethodContext& context,
         const auto stats = source.load(i);
         LayerPlan plan{.layer = stats->layer, .geometry = stats->geometry, .k = plan_side(*stats, Side::k), .v = {}};
         if (stats->has_values) plan.v = plan_side(*stats, Side::v);
+        if (finish_layer) finish_layer(*stats, plan);
         validate(plan);
         return plan;
       },

@@ -31,9 +31,11 @@ void for_each_layer(const Backend& backend, std::size_t count, Compute compute, 
       });
 }
 
-/// The plans of all layers, side by side. @param plan_side  from any thread
-/// @throws  errors of the source and of `plan_side`
+/// The plans of all layers, side by side. Both functions are called from any thread.
+/// @param finish_layer  changes a layer's plan, of which both sides are planned; may be empty
+/// @throws  errors of the source and of the functions
 Decision plan_layers(const StatsSource& source, const MethodContext& context,
-                     const std::function<TensorPlan(const LayerStats&, Side)>& plan_side);
+                     const std::function<TensorPlan(const LayerStats&, Side)>& plan_side,
+                     const std::function<void(const LayerStats&, LayerPlan&)>& finish_layer = {});
 
 }  // namespace kvq

@@ -100,10 +100,11 @@ OptionSpec weigh_option() {
 OptionSpec target_option() {
   return choice_option<Target>(
       {"--target", kBudgets,
-       "runtime: choose sizes of rows that tuned kernels decode, where there are any and the budget fits; or free "
-       "[runtime]"},
+       "runtime: choose sizes of rows, or widths, that tuned kernels decode, where there are any and the budget fits; "
+       "or free [runtime]"},
       &Options::target, {Target::runtime, Target::free},
-      {.key = "target", .when = [](const Options& o) { return has_budget(o) && o.target == Target::runtime; }});
+      {.key = "target",
+       .when = [](const Options& o) { return (has_budget(o) || allocates(o)) && o.target == Target::runtime; }});
 }
 
 const char* allocation_flag(Side side) { return side == Side::k ? "--k-allocation" : "--v-allocation"; }

@@ -25,7 +25,7 @@ struct KernelRow {
   KernelVerb verb = KernelVerb::decode;
   int head_dim = 0;                  ///< of keys and values
   std::string_view k = {}, v = {};   ///< formats of the sides, see side_name()
-  int heads = 0;                     ///< most query heads of a KV head
+  int heads = 0;                     ///< rows of a work tile; more query heads of a KV head are several passes
   std::string_view activation = {};  ///< "bf16" or "fp16"
   bool in_tests = false;             ///< builds with KVQ_KERNELS=tests have the kernel, too
 };

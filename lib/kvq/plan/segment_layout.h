@@ -10,6 +10,7 @@
 namespace kvq {
 
 constexpr int kMostSegments = 4;
+constexpr int kMostSegmentBits = 4;  ///< of a code, if its codebook's levels are at any distances
 constexpr int kMostDerivedWords = 12, kMostSegmentWords = 24, kMostSegmentChunks = kMostSegmentWords / 8;
 
 /// Whether tuned kernels read rows of so many words: of 2 or of 3 bits a channel at head_dim 128, on average.

@@ -13,12 +13,10 @@ namespace kvq {
 
 namespace {
 
-constexpr int kMostTableBits = 4;  ///< of codebooks whose levels are at any distances
-
 /// Weights of the sets of bits of a segment's codes, single bits first; none if there are no kernels for the codebook.
 std::optional<std::vector<double>> set_weights(std::span<const float> table, int width) {
   if (table.empty()) return std::nullopt;
-  if (width <= kMostTableBits && is_odd_table(table)) return odd_weights(table);
+  if (width <= kMostSegmentBits && is_odd_table(table)) return odd_weights(table);
   if (is_linear_table(table)) return bit_weights(table);
   return std::nullopt;
 }

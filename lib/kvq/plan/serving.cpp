@@ -1,6 +1,7 @@
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/plan/linear_rows.h>
 #include <kvq/plan/serving.h>
+#include <kvq/plan/table_rows.h>
 
 #include <fmt/core.h>
 
@@ -17,6 +18,7 @@ struct LayerFormat {
   int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
   Activation activation = Activation::bf16;
   bool dequantizes_linear = false;  ///< linear rows that the tuned dequantize takes, without a row of its own
+  bool writes_codebooks = false;    ///< likewise rows of one group of codebook codes and the tuned write
 };
 
 LayerFormat format_of(const LayerGeometry& geometry, SideFormat k, SideFormat v, Activation activation) {
@@ -41,6 +43,7 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
   LayerFormat format =
       format_of(g, format_of(plan.k, pages.k, g.num_kv_heads), format_of(*plan.v, pages.v, g.num_kv_heads), activation);
   format.dequantizes_linear = has_linear_bit_tiles(plan, pages) && dequantizes_linear(pages.k, pages.v);
+  format.writes_codebooks = codebook_row_bits(plan.k, g.head_dim) > 0 && codebook_row_bits(*plan.v, g.v_head_dim) > 0;
   return format;
 }
 
@@ -48,13 +51,13 @@ bool fits(const KernelRow& row, const LayerFormat& format) {
   const auto is = [](std::string_view wanted, std::string_view found) { return wanted.empty() || wanted == found; };
   const bool can_read = row.verb != KernelVerb::decode || (format.k.readable && format.v.readable);
   return can_read && row.head_dim == format.k_dim && row.head_dim == format.v_dim && is(row.k, format.k.name) &&
-         is(row.v, format.v.name) && (row.heads == 0 || format.heads <= row.heads) &&
-         is(row.activation, to_string(format.activation));
+         is(row.v, format.v.name) && is(row.activation, to_string(format.activation));
 }
 
 KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const KernelRow> tuned) {
   if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
   if (verb == KernelVerb::dequantize && format.dequantizes_linear) return KernelKind::tuned;
+  if (verb == KernelVerb::quantize_write && format.writes_codebooks) return KernelKind::tuned;
   for (const KernelRow& row : tuned)
     if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
   return is_generic_head_dim(format.k_dim) && is_generic_head_dim(format.v_dim) ? KernelKind::generic

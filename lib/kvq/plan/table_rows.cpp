@@ -65,6 +65,16 @@ int table_bits(const TensorPlan& plan, int dim) {
   return entries > 0 ? coder->bits : 0;
 }
 
+int codebook_row_bits(const TensorPlan& plan, int dim) {
+  const auto* coder = std::get_if<CodebookCoder>(&plan.coder);
+  const bool is_one_group =
+      coder && !plan.allocation && !plan.centroids && dim == kTableHeadDim && coder->group_size == dim;
+  return is_one_group && coder->bits >= 2 && coder->bits <= 4 && coder->scale_type == ScaleType::fp16 &&
+                 coder->rule != ScaleRule::least_squares
+             ? coder->bits
+             : 0;
+}
+
 std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim) {
   std::vector<float> all;
   if (table_bits(plan, dim) == 0) return all;

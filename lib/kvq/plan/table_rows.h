@@ -24,6 +24,10 @@ bool is_odd_table(std::span<const float> table);
 /// for all other rows.
 int table_bits(const TensorPlan& plan, int dim);
 
+/// Bits of the codes of rows that are one group of codebook codes of 2, 3 or 4 bits, head_dim 128, with one fp16 scale
+/// by the rule norm or rms, for which there is a tuned write; 0 for all other rows. The codebook may be any.
+int codebook_row_bits(const TensorPlan& plan, int dim);
+
 /// The weights of all heads of such rows, rounded to floats. @return  [num_kv_heads, odd_sets(b)]
 std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim);
 

@@ -12,15 +12,13 @@ namespace kvq {
 const DecodeVariant* find_decode_variant(const DecodeKey& key) {
   const DecodeVariant* best = nullptr;
   for (const DecodeVariant* variant : decode_variants()) {
-    if (!same_format(variant->k, key.k) || !same_format(variant->v, key.v) || variant->bf16 != key.bf16 ||
-        variant->max_heads < key.heads)
-      continue;
+    if (!same_format(variant->k, key.k) || !same_format(variant->v, key.v) || variant->bf16 != key.bf16) continue;
     if (!key.k.exact() && (variant->k_bfloat != key.k_bfloat || variant->v_bfloat != key.v_bfloat)) continue;
     const auto passes = [&](const DecodeVariant& of) {
-      return make_decode_passes(of.max_heads, key.heads, key.new_tokens).count;
+      return make_decode_passes(of.max_rows, key.heads, key.new_tokens).count;
     };
     if (!best || passes(*variant) < passes(*best) ||
-        (passes(*variant) == passes(*best) && variant->max_heads < best->max_heads))
+        (passes(*variant) == passes(*best) && variant->max_rows < best->max_rows))
       best = variant;
   }
   return best;
@@ -38,7 +36,7 @@ std::size_t decode_workspace_bytes(const DecodeLaunch& launch, std::size_t work_
 
 std::size_t decode_work_tiles(const DecodeVariant& variant, int batch, int num_kv_heads, int heads_per_kv_head,
                               int max_new_tokens) {
-  const DecodePasses passes = make_decode_passes(variant.max_heads, heads_per_kv_head, max_new_tokens);
+  const DecodePasses passes = make_decode_passes(variant.max_rows, heads_per_kv_head, max_new_tokens);
   return static_cast<std::size_t>(batch) * static_cast<std::size_t>(passes.count) *
          static_cast<std::size_t>(num_kv_heads);
 }
@@ -48,9 +46,9 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
   if (p.cache.num_kv_heads < 1 || p.num_q_heads < p.cache.num_kv_heads || p.num_q_heads % p.cache.num_kv_heads != 0)
     return Status::fail(kBad, "decode: %d query heads and %d KV heads, expected a multiple", p.num_q_heads,
                         p.cache.num_kv_heads);
-  if (p.num_q_heads / p.cache.num_kv_heads > variant.max_heads)
+  if (!variant.tuned && p.num_q_heads / p.cache.num_kv_heads > variant.max_rows)
     return Status::fail(StatusCode::unsupported, "decode: %d query heads for each KV head, %s has at most %d",
-                        p.num_q_heads / p.cache.num_kv_heads, variant.name, variant.max_heads);
+                        p.num_q_heads / p.cache.num_kv_heads, variant.name, variant.max_rows);
   if (!(p.softmax_scale > 0.0f)) return Status::fail(kBad, "decode: softmax_scale must be above 0");
   if (p.sliding_window < 0)
     return Status::fail(kBad, "decode: sliding_window is %d, expected 0 or more", p.sliding_window);

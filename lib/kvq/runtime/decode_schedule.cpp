@@ -100,7 +100,8 @@ DecodeSchedule make_decode_schedule(const DecodeKernelShape& kernel, const Decod
   s.num_kv_heads = shape.num_kv_heads;
   const int heads_each = shape.num_q_heads / shape.num_kv_heads;
   s.passes = make_decode_passes(kernel.heads, heads_each, shape.new_tokens);
-  s.grids = make_decode_grids(kernel, device, batch * s.passes.count, s.passes.tokens * heads_each, shape.num_kv_heads);
+  s.grids =
+      make_decode_grids(kernel, device, batch * s.passes.count, s.passes.tokens * s.passes.heads, shape.num_kv_heads);
   s.work_tiles = batch * s.passes.count * shape.num_kv_heads;
   const auto heads = static_cast<std::uint64_t>(shape.num_kv_heads);
   std::vector<std::uint64_t> before = {0};

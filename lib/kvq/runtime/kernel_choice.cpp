@@ -1,6 +1,7 @@
 #include <kvq/core/error.h>
 #include <kvq/plan/linear_rows.h>
 #include <kvq/plan/serving.h>
+#include <kvq/plan/table_rows.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
 
@@ -63,7 +64,8 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
          v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && linear == other.linear &&
-         k_linear == other.k_linear && v_linear == other.v_linear;
+         k_linear == other.k_linear && v_linear == other.v_linear && k_codebook_bits == other.k_codebook_bits &&
+         v_codebook_bits == other.v_codebook_bits;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
@@ -77,6 +79,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .linear = has_linear_bit_tiles(plan, pages),
       .k_linear = pages.k.is_bits() && has_linear_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim),
       .v_linear = pages.v.is_bits() && has_linear_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim),
+      .k_codebook_bits = codebook_row_bits(plan.k, pages.k.head_dim),
+      .v_codebook_bits = codebook_row_bits(*plan.v, pages.v.head_dim),
   };
 }
 
@@ -98,6 +102,9 @@ DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
 }
 
 WriteVariant choose_write(const KernelKey& key) {
+  if (key.k_codebook_bits > 0 || key.v_codebook_bits > 0)
+    return codebook_write(generic_format("write", write_variants(), key), key.k_codebook_bits, key.v_codebook_bits,
+                          key.bf16);
   for (const WriteVariant* row : write_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, row->bf16} == key) return *row;
   return generic_write(generic_format("write", write_variants(), key), key.bf16);

@@ -16,8 +16,9 @@ struct KernelKey {
   bool k_bfloat = false, v_bfloat = false;
   int heads = 0;  ///< query heads of a KV head
   bool bf16 = true;
-  bool linear = false;                      ///< all rows in bit tiles are linear (has_linear_bit_tiles())
-  bool k_linear = false, v_linear = false;  ///< those of a side are, and it has bit tiles
+  bool linear = false;                           ///< all rows in bit tiles are linear (has_linear_bit_tiles())
+  bool k_linear = false, v_linear = false;       ///< those of a side are, and it has bit tiles
+  int k_codebook_bits = 0, v_codebook_bits = 0;  ///< codebook_row_bits()
   bool operator==(const KernelKey&) const;
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);

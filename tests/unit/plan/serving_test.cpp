@@ -72,14 +72,14 @@ TEST_CASE("A format with rows is tuned, another one generic", "[plan]") {
   CHECK(kinds(layer(affine(4, 32), affine(4, 96), 96)) == "tttg");
 }
 
-TEST_CASE("Verbs, heads and activations are told apart", "[plan]") {
-  const LayerPlan many = layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 16);
-  CHECK(kinds(many) == "gttt");  // decode has a kernel for 8 heads
+TEST_CASE("Verbs and activations are told apart, heads are several passes", "[plan]") {
+  for (const int heads : {1, 8, 16})  // decode has a kernel for 8 rows
+    CHECK(kinds(layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, heads)) == "tttt");
   CHECK(kinds(layer(affine(2, 128), affine(2, 128), 128, 4), Activation::fp16) == "tttt");
   CHECK(kinds(layer(affine(4, 128), affine(4, 128), 128, 4), Activation::fp16) == "tttt");
   CHECK(kinds(layer(affine(2, 64), affine(2, 64, ScaleType::bf16), 128, 8), Activation::fp16) == "gggt");
   LayerPlan wide = layer(affine(2, 128), affine(2, 128), 128, kMostPrefillHeads + 1);
-  CHECK(kinds(wide) == "gtt-");
+  CHECK(kinds(wide) == "ttt-");
   CHECK(served_by(wide, Activation::bf16).is_served());
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows 
   plan = layer(trellis(2), trellis(2));
   CHECK(kinds(plan) == "tgtt");
   CHECK(cache_format_name(plan) == "w8n1");
-  CHECK(kinds(layer(trellis(2), trellis(2), 128, 8)) == "ggtt");
+  CHECK(kinds(layer(trellis(2), trellis(2), 128, 8)) == "tgtt");
   CHECK(kinds(layer(trellis(3), trellis(1))) == "ggtt");  // no row of decode has its sizes
   CHECK(kinds(layer(trellis(8), trellis(2))) == "gggt");
   plan.v->centroids = Centroids{.count = 9};
@@ -149,5 +149,10 @@ TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows 
   plan = layer(trellis(2), trellis(2));
   plan.v->coder = CodebookCoder{.bits = 2, .group_size = 128, .tables = {{2, {-3.0f, 0.5f, 1.0f, 4.0f}}}};
   CHECK(cache_format_name(plan) == "w8n1");
+  CHECK(kinds(plan) == "gggt");
+  // The write takes any codebook, of both sides.
+  plan.k = *plan.v;
+  CHECK(kinds(plan) == "gtgt");
+  std::get<CodebookCoder>(plan.k.coder).rule = ScaleRule::least_squares;
   CHECK(kinds(plan) == "gggt");
 }

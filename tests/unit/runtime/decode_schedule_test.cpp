@@ -117,7 +117,7 @@ TEST_CASE("Ranges of positions that any row of a pass sees, and that all do", "[
     for (auto& mask : masks) mask = static_cast<std::uint32_t>(random());
     PositionRange range{0, length};
     if (ranged) range = {static_cast<int>(random() % 70), std::min(length, static_cast<int>(random() % 70))};
-    const DecodePasses passes = make_decode_passes(16, 1 << random() % 5, std::max(1, static_cast<int>(random() % 17)));
+    const DecodePasses passes = make_decode_passes(16, 1 << random() % 7, std::max(1, static_cast<int>(random() % 17)));
     for (int pass = 0; pass < passes.count; ++pass) {
       const decode::TileQueries queries = decode::queries_of_pass(passes, new_tokens, pass);
       const decode::SeenRanges seen = decode::seen_by(length, queries, masked, sliding_window, range);
@@ -144,21 +144,25 @@ TEST_CASE("Ranges of positions that any row of a pass sees, and that all do", "[
   }
 }
 
-TEST_CASE("Passes cover the new tokens of a sequence once", "[runtime]") {
+TEST_CASE("Passes cover each query head of each new token of a sequence once", "[runtime]") {
   for (const int rows : {4, 8, 16})
-    for (int heads = 1; heads <= rows; ++heads)
+    for (int heads = 1; heads <= 40; ++heads)
       for (int most = 1; most <= 16; ++most)
         for (int tokens = 0; tokens <= most; ++tokens) {
+          CAPTURE(rows, heads, most, tokens);
           const DecodePasses passes = make_decode_passes(rows, heads, most);
-          CHECK(passes.tokens * heads <= rows);
-          int next = 0;
+          CHECK(passes.tokens * passes.heads <= rows);
+          CHECK((passes.tokens == 1 || passes.head_parts == 1));
+          std::vector<int> found(static_cast<std::size_t>(tokens * heads));
           for (int pass = 0; pass < passes.count; ++pass) {
             const decode::TileQueries queries = decode::queries_of_pass(passes, tokens, pass);
-            CHECK((queries.count == 0 || queries.first == next));
-            next += queries.count;
+            const int first_head = pass % passes.head_parts * passes.heads;
+            for (int token = queries.first; token < queries.first + queries.count; ++token)
+              for (int head = first_head; head < std::min(heads, first_head + passes.heads); ++head)
+                ++found[static_cast<std::size_t>(token * heads + head)];
           }
-          CHECK(next == tokens);
-          CHECK((most > 1 || passes.count == 1));
+          CHECK(std::ranges::all_of(found, [](int n) { return n == 1; }));
+          CHECK((most > 1 || passes.count == (heads + rows - 1) / rows));
         }
 }
 
@@ -325,7 +329,7 @@ TEST_CASE("Units of the combine kernel have each query head once", "[runtime]") 
   for (const DecodeVariant* variant : decode_variants())
     for (const int batch : {1, 2, 3, 33, 264, 1000, 5000})
       for (const int kv_heads : {1, 2, 8})
-        for (int group_heads = 1; group_heads <= variant->max_heads; group_heads += 3) {
+        for (int group_heads = 1; group_heads <= variant->max_rows; group_heads += 3) {
           CAPTURE(variant->name, batch, kv_heads, group_heads);
           const DecodeGrids grids =
               make_decode_grids(variant->shape, assumed_device(variant->shape, 132), batch, group_heads, kv_heads);
@@ -335,7 +339,7 @@ TEST_CASE("Units of the combine kernel have each query head once", "[runtime]") 
           CHECK(units.units_before_tail * units.unit_passes == units.tail_begin * units.tile_units);
           CHECK(units.tile_units * units.unit_rows >= group_heads);
           CHECK((units.tile_units - 1) * units.unit_rows < group_heads);
-          CHECK(units.unit_passes * units.unit_rows <= std::max(variant->shape.combine_rows, variant->max_heads));
+          CHECK(units.unit_passes * units.unit_rows <= std::max(variant->shape.combine_rows, variant->max_rows));
           CHECK(grids.query_blocks >= 1);
           CHECK(grids.combine_blocks >= 1);
           for (const int blocks : {grids.query_blocks, grids.combine_blocks})
@@ -371,7 +375,7 @@ TEST_CASE("The policy fits a multiprocessor of 228 KB", "[runtime]") {
   for (const DecodeVariant* variant : decode_variants()) {
     CAPTURE(variant->name);
     const DecodeKernelShape& kernel = variant->shape;
-    CHECK(kernel.heads == variant->max_heads);
+    CHECK(kernel.heads == variant->max_rows);
     CHECK(kernel.policy.multiprocessor_blocks * (kernel.shared_bytes + 1024) <= 228 * 1024);
     CHECK(kernel.stages >= 2);
     CHECK(kernel.tail_rows * 4 == kernel.heads);

@@ -33,10 +33,10 @@ struct OutputRow {
 };
 __device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int pass, int head, int row) {
   const int heads = p.heads_per_kv_head;
-  if (!p.q_indptr) return {pass, head * heads + row, row < heads};
+  const Row at = row_of(p, pass, row);
+  if (!p.q_indptr) return {sequence_of(p, pass), head * heads + at.head, at.exists(p, 1)};
   const Pass of = load_pass(p, pass);
-  const Row at = row_of(p, row);
-  return {of.first_row + at.query, head * heads + at.head, at.query < of.queries.count};
+  return {of.first_row + at.query, head * heads + at.head, at.exists(p, of.queries.count)};
 }
 
 /// Shared memory of a block that combines.

@@ -189,10 +189,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
   float scores[2 * kTiles];
   if constexpr (T::KSide::kSegments) {
-#pragma unroll
-    for (int u = 0; u < kTiles; ++u)
-      segment_scores<T>(stage + u * T::KSide::side().bytes(), query.sums, planes, operand, lane, scores[2 * u],
-                        scores[2 * u + 1]);
+    segment_scores<T>(stage, query.sums, planes, operand, lane, scores);
   } else {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u)

@@ -490,7 +490,7 @@ DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16) {
       .v = format.v,
       .k_bfloat = format.k_bfloat,
       .v_bfloat = format.v_bfloat,
-      .max_heads = heads,
+      .max_rows = heads,
       .bf16 = bf16,
   };
   variant.plan_kernel = bf16 ? generic::plan<__nv_bfloat16> : generic::plan<__half>;

@@ -81,7 +81,7 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   p.heads_per_kv_head = params.num_q_heads / params.cache.num_kv_heads;
   p.passes = make_decode_passes(T::kHeads, p.heads_per_kv_head, params.max_new_tokens);
   const DecodeGrids grids = make_decode_grids(decode_kernel_shape<T>(), device_of(launch), p.num_passes(),
-                                              p.passes.tokens * p.heads_per_kv_head, params.cache.num_kv_heads);
+                                              p.passes.tokens * p.passes.heads, params.cache.num_kv_heads);
   const DecodeWorkspace workspace = decode_workspace(
       launch, static_cast<std::size_t>(p.num_passes()) * static_cast<std::size_t>(params.cache.num_kv_heads));
   std::byte* at = static_cast<std::byte*>(params.workspace);

@@ -20,7 +20,7 @@ __device__ __forceinline__ NewTokens new_tokens_of(const DecodeParams& p, int se
   return {begin, __ldcg(p.q_indptr + sequence + 1) - begin};
 }
 
-/// One pass: a sequence and some of its new tokens.
+/// One pass: a sequence, and some of its new tokens or query heads.
 struct Pass {
   int sequence;
   TileQueries queries;  ///< none if `checked` has a fault
@@ -67,21 +67,27 @@ __device__ __forceinline__ SeenRanges seen_by_pass(const DecodeKernelParams& p, 
 struct Row {
   int query;  ///< number of its new token in the pass
   int head;   ///< query head, in its KV head
+
+  /// Whether it is a row of padding in a work tile of `count` new tokens.
+  __device__ __forceinline__ bool exists(const DecodeKernelParams& p, int count) const {
+    return query < count && head < p.heads_per_kv_head;
+  }
 };
-__device__ __forceinline__ Row row_of(const DecodeKernelParams& p, int row) {
-  const int heads = p.heads_per_kv_head;
-  if (row < heads) return {0, row};
-  return {row / heads, row % heads};
+/// @param pass  number among all passes
+__device__ __forceinline__ Row row_of(const DecodeKernelParams& p, int pass, int row) {
+  const int heads = p.passes.heads, first_head = p.passes.head_parts > 1 ? pass % p.passes.head_parts * heads : 0;
+  if (row < heads) return {0, first_head + row};
+  return {row / heads, first_head + row % heads};
 }
 
-/// What a row sees, where rows differ. A padding row sees what any does.
-__device__ __forceinline__ RowSight sight_of(const DecodeKernelParams& p, const Pass& pass, int row) {
-  const Row at = row_of(p, row);
-  const int length = pass.checked.tokens.length, query = pass.queries.first + at.query,
+/// What the rows of a new token see, where rows differ. A padding row sees what any does.
+/// @param of_pass  number of the new token in the pass
+__device__ __forceinline__ RowSight sight_of(const DecodeKernelParams& p, const Pass& pass, int of_pass) {
+  const int length = pass.checked.tokens.length, query = pass.queries.first + of_pass,
             new_begin = length - pass.queries.new_tokens, position = new_begin + query;
   RowSight sight{p.sliding_window > 0 ? max(0, position + 1 - p.sliding_window) : 0, new_begin, ~0u};
-  if (at.query >= pass.queries.count) return sight;
-  sight.mask = p.token_masks ? __ldcg(p.token_masks + pass.first_row + at.query) : (2u << query) - 1;
+  if (of_pass >= pass.queries.count) return sight;
+  sight.mask = p.token_masks ? __ldcg(p.token_masks + pass.first_row + of_pass) : (2u << query) - 1;
   return sight;
 }
 

@@ -292,16 +292,15 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
       const int row = warp + turn * kRotateWarps, local_head = row % T::kHeads;  // in the work tile
       if (row >= n * T::kHeads) break;
       const int number = first / p.cache.num_kv_heads + row / T::kHeads * (grid / p.cache.num_kv_heads);
-      std::int64_t q_row = number;
-      int query_head = local_head;
-      bool is_row = local_head < heads_per_kv_head;
+      const Row at = row_of(p, number, local_head);
+      std::int64_t q_row = sequence_of(p, number);
+      bool is_row = at.exists(p, 1);
       if (p.q_indptr) {
         const Pass pass = load_pass(p, number);
-        const Row at = row_of(p, local_head);
-        q_row = pass.first_row + at.query, query_head = at.head, is_row = at.query < pass.queries.count;
+        q_row = pass.first_row + at.query, is_row = at.exists(p, pass.queries.count);
       }
       const Activation* q = static_cast<const Activation*>(p.q) + q_row * p.q_stride +
-                            static_cast<std::int64_t>(head * heads_per_kv_head + query_head) * kDim + lane;
+                            static_cast<std::int64_t>(head * heads_per_kv_head + at.head) * kDim + lane;
 #pragma unroll
       for (int j = 0; j < kDim / 32; ++j) fetched[turn][j] = is_row ? __ldcg(q + 32 * j) : Activation{};
     }
@@ -365,7 +364,7 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
     // Where rows may differ, a warp that cuts no queries writes what they see.
     if (const int row = thread - (kRotateThreads - 32); p.q_indptr && row >= 0 && row < n * T::kHeads) {
       typename T::Operand& to = operands[first + row / T::kHeads * grid];
-      const RowSight sight = sight_of(p, shared.passes[row / T::kHeads], row % T::kHeads);
+      const RowSight sight = sight_of(p, shared.passes[row / T::kHeads], row % T::kHeads / p.passes.heads);
       to.row_begin[row % T::kHeads] = sight.begin, to.row_mask[row % T::kHeads] = sight.mask;
       if (row % T::kHeads == 0) to.new_begin = sight.new_begin;
     }
@@ -373,9 +372,9 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
 #pragma unroll 1
       for (int row = warp; row < n * T::kHeads; row += kRotateWarps) {
         const Pass& pass = shared.passes[row / T::kHeads];
-        const Row at = row_of(p, row % T::kHeads);
+        const Row at = row_of(p, pass_of(first + row / T::kHeads * grid), row % T::kHeads);
         float score = 0.0f;
-        if (p.cache.center_k && at.query < pass.queries.count)
+        if (p.cache.center_k && at.exists(p, pass.queries.count))
           score = center_score<T>(p, pass.first_row + at.query, head, head * heads_per_kv_head + at.head, lane);
         if (lane == 0) operands[first + row / T::kHeads * grid].center_scores[row % T::kHeads] = score;
       }

@@ -9,7 +9,7 @@
 #include <vector>
 
 /// Which block attends to which tokens: stream-K. Each (pass, KV head) is a work tile; a pass is a sequence, or as many
-/// of its new tokens as one work tile has rows for (DecodePasses). Its tokens are cut into KV
+/// of its new tokens or query heads as one work tile has rows for (DecodePasses). Its tokens are cut into KV
 /// chunks of similar bytes, one for each stage: first the quantized tokens, then the exact (bfloat16) ones. (A coded
 /// chunk may have up to 2.25 times the bytes of an exact one, see DecodeTraits; splits count both as one. A work tile
 /// of a coded format has few exact chunks.) The chunks of all work tiles lie end to end in one queue, the chunk queue,
@@ -23,15 +23,22 @@
 /// This header has the arithmetic, which the kernels (schedule.cuh) and the host share. It needs no CUDA.
 namespace kvq {
 
-/// How the new tokens of a sequence are divided into passes. Each (new token, query head of a KV head) is a row of a
-/// work tile, which has at most DecodeKernelShape::heads rows.
+/// How the new tokens and query heads of a sequence are divided into passes. Each (new token, query head of a KV head)
+/// is a row of a work tile, which has at most DecodeKernelShape::heads rows. A pass has all query heads of a KV head if
+/// they fit, else one new token and some of its heads; the next pass has the next heads.
 struct DecodePasses {
-  int tokens = 1;  ///< new tokens of a pass, at most
-  int count = 1;   ///< passes of a sequence
+  int tokens = 1;      ///< new tokens of a pass, at most
+  int count = 1;       ///< passes of a sequence
+  int heads = 1;       ///< query heads of a KV head in a pass, at most
+  int head_parts = 1;  ///< passes that the heads of a new token are divided into
 };
 constexpr DecodePasses make_decode_passes(int max_rows, int heads_per_kv_head, int max_new_tokens) {
-  const int fit = max_rows / heads_per_kv_head, tokens = fit < 1 ? 1 : fit < max_new_tokens ? fit : max_new_tokens;
-  return {tokens, (max_new_tokens + tokens - 1) / tokens};
+  const int fit = max_rows / heads_per_kv_head,
+            tokens = fit < 1                ? 1
+                     : fit < max_new_tokens ? fit
+                                            : max_new_tokens,
+            heads = fit < 1 ? max_rows : heads_per_kv_head, parts = (heads_per_kv_head + heads - 1) / heads;
+  return {tokens, (max_new_tokens + tokens - 1) / tokens * parts, heads, parts};
 }
 
 namespace decode {
@@ -46,7 +53,9 @@ struct SeenRanges {
 struct TileQueries {
   int new_tokens = 1, first = 0, count = 1;
 };
+/// @param pass  of the sequence
 KVQ_HD constexpr TileQueries queries_of_pass(const DecodePasses& passes, int new_tokens, int pass) {
+  if (passes.head_parts > 1) pass /= passes.head_parts;
   const int first = pass * passes.tokens, rest = new_tokens - first;
   return {new_tokens, first, rest < 0 ? 0 : rest < passes.tokens ? rest : passes.tokens};
 }

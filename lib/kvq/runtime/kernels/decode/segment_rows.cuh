@@ -56,56 +56,82 @@ struct NoPlanes {};
 template <typename T>
 using PlanesOf = std::conditional_t<T::KSide::kSegments, SegmentPlanes<T>, NoPlanes>;
 
-/// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`. Planes of the query are
-/// read from shared memory, so that registers for three blocks are enough.
+/// Scores of a stage's tokens for row t, in multiples of the query's `score_scale`: of tile u those of tokens g and
+/// g + 8 are 2 u and 2 u + 1. All tiles are multiplied by a plane pair at a time, so that its fragments, which lie in
+/// shared memory, are loaded once for the stage. Bits of different scales are told apart by masks of the fragments.
 /// @param half_sums  of q', of each scale
 template <typename T>
-__device__ __forceinline__ void segment_scores(const unsigned char* tile, const float (&half_sums)[T::KSide::kGroups],
+__device__ __forceinline__ void segment_scores(const unsigned char* stage, const float (&half_sums)[T::KSide::kGroups],
                                                const SegmentPlanes<T>& planes, const typename T::Operand& operand,
-                                               int lane, float& score0, float& score1) {
+                                               int lane, float (&scores)[2 * T::kStageTiles]) {
   using Side = typename T::KSide;
-  constexpr int kPlanePairs = T::kPlanes / 2;
+  constexpr int kPlanePairs = T::kPlanes / 2, kTiles = T::kStageTiles;
   const int g = lane >> 2, t = lane & 3;
-  uint4 chunks[Side::kChunks];
-  chunks[0] = *reinterpret_cast<const uint4*>(tile + lane * 16);
+  uint4 words[kTiles][Side::kChunks];
   const auto two = [](const uint2& a, const uint2& b) { return make_uint4(a.x, a.y, b.x, b.y); };
-  if constexpr (Side::kRowWords == 8) {
-    chunks[1] = two(planes.derived(tile, 0), planes.derived(tile, 1));
-  } else {
-    chunks[1] = two(*reinterpret_cast<const uint2*>(tile + 512 + lane * 8), planes.derived(tile, 0));
-    chunks[2] = two(planes.derived(tile, 1), planes.derived(tile, 2));
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) {
+    const unsigned char* tile = stage + u * Side::side().bytes();
+    words[u][0] = *reinterpret_cast<const uint4*>(tile + lane * 16);
+    if constexpr (Side::kRowWords == 8) {
+      words[u][1] = two(planes.derived(tile, 0), planes.derived(tile, 1));
+    } else {
+      words[u][1] = two(*reinterpret_cast<const uint2*>(tile + 512 + lane * 8), planes.derived(tile, 0));
+      words[u][2] = two(planes.derived(tile, 1), planes.derived(tile, 2));
+    }
   }
   const unsigned active = operand.active;
-  const unsigned char* numbers = tile + Side::side().code_bytes() + 4 * g * Side::kGroups;
-  float scores[2] = {0.0f, 0.0f};
+  int products[Side::kGroups][kTiles][2] = {};
+  int odd = -2;  // factor of the odd plane: of the highest one the sign of two's complement
+#pragma unroll 1
+  for (int p = kPlanePairs - 1; p >= 0; --p, odd = 2) {
+    uint2 fragments[Side::kChunks];
 #pragma unroll
-  for (int group = 0; group < Side::kGroups; ++group) {
-    int counts[kPlanePairs][4] = {};
+    for (int c = 0; c < Side::kChunks; ++c)
+      fragments[c] = *reinterpret_cast<const uint2*>(&operand.fragments[c * kPlanePairs + p][0][lane][0]);
 #pragma unroll
-    for (int c = 0; c < Side::kChunks; ++c) {
-      if (active >> (kMostSegmentChunks * group + c) & 1) {
-        uint4 a = chunks[c];
-        if constexpr (Side::kGroups > 1) {
-          const uint2 mask = operand.masks[group][c][t];
-          a.x &= mask.x, a.y &= mask.x, a.z &= mask.y, a.w &= mask.y;
+    for (int group = 0; group < Side::kGroups; ++group) {
+      int counts[kTiles][4] = {};
+#pragma unroll
+      for (int c = 0; c < Side::kChunks; ++c)
+        if (active >> (kMostSegmentChunks * group + c) & 1) {
+          uint2 fragment = fragments[c];
+          if constexpr (Side::kGroups > 1) {
+            const uint2 mask = operand.masks[group][c][t];
+            fragment.x &= mask.x, fragment.y &= mask.y;
+          }
+#pragma unroll
+          for (int u = 0; u < kTiles; ++u) {
+            const uint4& a = words[u][c];
+            ptx::mma_m16n8k256_b1(counts[u], a.x, a.y, a.z, a.w, fragment.x, fragment.y);
+          }
+          ptx::keep_branch();  // products under a predicate would wait for each other
         }
 #pragma unroll
-        for (int p = 0; p < kPlanePairs; ++p) {
-          const uint2 fragment = *reinterpret_cast<const uint2*>(&operand.fragments[c * kPlanePairs + p][0][lane][0]);
-          ptx::mma_m16n8k256_b1(counts[p], a.x, a.y, a.z, a.w, fragment.x, fragment.y);
-        }
-        ptx::keep_branch();  // products under a predicate would wait for each other
-      }
-    }
+      for (int u = 0; u < kTiles; ++u)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // A scale that has no bits in any chunk is 0, or NaN in a poisoned row.
-      const unsigned bits = *reinterpret_cast<const unsigned short*>(numbers + 2 * (Side::kGroups * i + group));
-      scores[i] = fmaf(group_param(bits, Side::kBfloat),
-                       static_cast<float>(product_of_counts(counts, i)) - half_sums[group], scores[i]);
+        for (int i = 0; i < 2; ++i) {
+          int& product = products[group][u][i];
+          product = 4 * product + counts[u][2 * i] + odd * counts[u][2 * i + 1];
+        }
     }
   }
-  score0 = scores[0], score1 = scores[1];
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) {
+    const unsigned char* numbers = stage + u * Side::side().bytes() + Side::side().code_bytes() + 4 * g * Side::kGroups;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float score = 0.0f;
+#pragma unroll
+      for (int group = 0; group < Side::kGroups; ++group) {
+        // A scale that has no bits in any chunk is 0, or NaN in a poisoned row.
+        const unsigned bits = *reinterpret_cast<const unsigned short*>(numbers + 2 * (Side::kGroups * i + group));
+        score =
+            fmaf(group_param(bits, Side::kBfloat), static_cast<float>(products[group][u][i]) - half_sums[group], score);
+      }
+      scores[2 * u + i] = score;
+    }
+  }
 }
 
 }  // namespace kvq::decode

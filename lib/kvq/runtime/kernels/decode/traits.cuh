@@ -39,11 +39,11 @@ struct DecodeTraits {
     return kChannelBlocks;
   }();
   static constexpr int kSums = 16 * kSumBlocks;
-  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits
+  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits, segments
     const auto is_wide = []<typename Side>(std::type_identity<Side>) {
       if constexpr (Side::kLinear) return Side::kRowWords > 8;
       if constexpr (Side::kTable) return Side::kBits > 3;
-      return false;
+      return Side::kSegments;
     };
     return is_wide(std::type_identity<KSide>{}) || is_wide(std::type_identity<VSide>{});
   }();

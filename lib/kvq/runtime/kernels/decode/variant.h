@@ -15,7 +15,7 @@ namespace kvq {
 /// Sizes and limits of one variant on one device, for launches; DecodeVariant::plan() fills it.
 struct DecodeLaunch {
   CacheFormat format = {};  ///< of the variant
-  int heads = 0;            ///< the variant's max_heads
+  int heads = 0;            ///< the variant's max_rows
   int blocks = 0;           ///< of the decode kernel that are resident at once
   int multiprocessors = 0;
   int shared_bytes = 0;
@@ -42,8 +42,8 @@ struct DecodeVariant {
   const char* name = "";
   TileSide k, v;
   bool k_bfloat = false, v_bfloat = false;  ///< scales and minima are bfloat16, else fp16
-  int max_heads = 0;  ///< rows of a work tile (DecodePasses): tuned 4, 8 or 16; generic: query heads of a KV head
-  bool bf16 = true;   ///< queries and result are bfloat16, else fp16
+  int max_rows = 0;  ///< of a work tile (DecodePasses): tuned 4, 8 or 16; generic: query heads of a KV head, at most
+  bool bf16 = true;  ///< queries and result are bfloat16, else fp16
   Status (*plan_kernel)(DecodeLaunch& launch) = nullptr;
   Status (*run)(const DecodeLaunch& launch, const DecodeParams& params, CUstream_st* stream) = nullptr;
   bool tuned = true;             ///< an entry of variants.json; else generic
@@ -51,7 +51,7 @@ struct DecodeVariant {
 
   /// Fills `launch` for the current device.
   Status plan(DecodeLaunch& launch) const {
-    launch.format = {k, v, k_bfloat, v_bfloat}, launch.heads = max_heads;
+    launch.format = {k, v, k_bfloat, v_bfloat}, launch.heads = max_rows;
     return plan_kernel(launch);
   }
 };
@@ -60,7 +60,7 @@ struct DecodeVariant {
 std::span<const DecodeVariant* const> decode_variants();
 
 /// The generic variant of one format, for which generic_supports() must be true. A KV head may have any number of query
-/// heads; max_heads of the result is `heads`.
+/// heads; max_rows of the result is `heads`.
 DecodeVariant generic_decode(const CacheFormat& format, int heads, bool bf16);
 
 /// Most new tokens of a sequence.

@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/common/fault.cuh>
+#include <kvq/runtime/kernels/common/quantize/codebook.cuh>
 #include <kvq/runtime/kernels/common/quantize/quantize_rows.cuh>
 
 /// From rotated rows to stored rows.
@@ -44,9 +45,11 @@ __device__ __forceinline__ Destinations load_destinations(const WriteParams& p, 
 }
 
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
+/// @param scratch  of codebook codes: quantize_codebook_rows()
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
-                                           Destinations to, int head, int head_bytes, int side_offset, int lane) {
+                                           Destinations to, int head, int head_bytes, int side_offset,
+                                           std::byte* scratch, int lane) {
   if (__any_sync(kAll, to.window_row >= 0)) {
     std::int64_t row[2];
     of_own_tokens(checked_window_row(p, to.window_row), lane, row);
@@ -57,7 +60,11 @@ __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide
   }
   const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
                           Side::side().bytes()};
-  quantize_rows<Side>(rows, from, checked_slot(p, to.slot), tile_of, value, lane);
+  const std::int64_t slots = checked_slot(p, to.slot);
+  if constexpr (IsCodebook<Side>)
+    quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);
+  else
+    quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
 }
 
 }  // namespace kvq::write

@@ -155,6 +155,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
                                                  int head_bytes, int side_offset, std::byte* shared) {
   constexpr int kDim = Side::kHeadDim;
   using Block = DenseBlock<kDim>;
+  static_assert(!IsCodebook<Side> || (Block::kResident && Block::kRowBytes >= Side::side().bytes()));
   constexpr int kColumnBlockTiles = Block::kColumnBlockWidth / 8;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
@@ -198,7 +199,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
         multiply<T, kDim, 0, kSlabs>(c, raw, ptx::shared_address(shared), lane);
         load_fetched(1);
       }
-      if (first + stride < p.num_tokens) fetch(first_token + stride, 0);
+      if (!IsCodebook<Side> && first + stride < p.num_tokens) fetch(first_token + stride, 0);
       multiply<T, kDim, kLast, kSlabs>(c, raw, ptx::shared_address(shared) + kLast * Block::kLayout.slab_bytes(), lane);
     } else {
       load_rows<Side, T>(from, p, first_token, head, lane, raw);
@@ -212,7 +213,9 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
       for (int i = 0; i < 4; ++i)
         rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kColumnBlockTiles][n % kColumnBlockTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
-    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, lane);
+    auto* scratch = reinterpret_cast<std::byte*>(fetched);
+    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, scratch, lane);
+    if (IsCodebook<Side> && first + stride < p.num_tokens) fetch(first_token + stride, 0);
   }
 }
 

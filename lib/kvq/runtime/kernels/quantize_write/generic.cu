@@ -114,17 +114,19 @@ __device__ __forceinline__ void choose_centroids(const WriteParams& p, const Wri
   __syncthreads();
 }
 
-/// Grid [runs of 16 tokens, 2 Hkv]: keys of all heads, then values.
+/// Grid [runs of 16 tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of all heads, then
+/// the values, from `first_job` on.
 /// @tparam kCoded     a side has bit tiles or centroids (RowCode)
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 template <typename T, bool kCoded>
 __global__ void __launch_bounds__(kThreads, 4)
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
-                         BitRowMemory bit_memory, int bit_warps) {
+                         BitRowMemory bit_memory, int bit_warps, int first_job) {
   __shared__ GenericRows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
-  const bool value = static_cast<int>(blockIdx.y) >= p.num_kv_heads;
-  const int head = static_cast<int>(blockIdx.y) - (value ? p.num_kv_heads : 0);
+  const int job = first_job + static_cast<int>(blockIdx.y);
+  const bool value = job >= p.num_kv_heads;
+  const int head = job - (value ? p.num_kv_heads : 0);
   const WriteSide& from = value ? p.v : p.k;
   const TileSide& side = format.side(value);
   const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * kTileTokens;
@@ -238,10 +240,10 @@ Status plan_write(WriteLaunch& launch) {
 }
 
 template <typename T>
-Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
+Status run_jobs(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
   if (params.num_tokens == 0) return {};
   const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
-                  static_cast<unsigned>(2 * params.num_kv_heads));
+                  static_cast<unsigned>(jobs));
   const TileSide &k = launch.format.k, &v = launch.format.v;
   const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
   const BitRowMemory memory{std::max(k.head_dim, v.head_dim), std::max(k.row_words, v.row_words),
@@ -253,13 +255,25 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
                         memory.bytes(), launch.shared_bytes);
   return cuda_status(
       launch_kernel(coded ? generic_write_kernel<T, true> : generic_write_kernel<T, false>, grid, kThreads,
-                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps),
+                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps, first_job),
       "quantize_write: generic: launch");
+}
+
+template <typename T>
+Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
+  return run_jobs<T>(launch, params, 0, 2 * params.num_kv_heads, stream);
 }
 
 }  // namespace
 
 }  // namespace generic
+
+Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, bool value, bool bf16,
+                         CUstream_st* stream) {
+  const int heads = params.num_kv_heads;
+  return bf16 ? generic::run_jobs<__nv_bfloat16>(launch, params, value ? heads : 0, heads, stream)
+              : generic::run_jobs<__half>(launch, params, value ? heads : 0, heads, stream);
+}
 
 WriteVariant generic_write(const CacheFormat& format, bool bf16) {
   return {

@@ -43,7 +43,7 @@ __device__ __forceinline__ void pack_exact(Channel channel, unsigned (&words)[4]
 
 /// @param row      destinations of the tokens g and g + 8; negative: not stored
 /// @param tile_of  destination row -> first byte of this side's tile
-/// @param value    values are stored transposed, unless the layer's pages are exact, too
+/// @param value    values are stored transposed, unless the layer's pages are exact, too, or have bit tiles
 template <typename Side, typename TileOf>
 __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::int64_t (&row)[2], TileOf tile_of,
                                             bool value, int lane) {
@@ -56,14 +56,14 @@ __device__ __forceinline__ void store_exact(const Rows<Side>& rows, const std::i
     const int token = static_cast<int>(row[r]) & (kTileTokens - 1);
     const auto& x = rows.x[r];
     unsigned words[4];
-    if (Side::kExact || !value) {
+    if (Side::kExact || Side::side().is_bits() || !value) {
 #pragma unroll
       for (int j = 0; j < Rows<Side>::kSteps; ++j) {
         pack_exact([&](int i) { return x[j][i] * rows.row_scale; }, words);
         *reinterpret_cast<uint4*>(tile + exact_offset(kDim, token, 32 * j + 8 * t)) =
             make_uint4(words[0], words[1], words[2], words[3]);
       }
-    } else if constexpr (!Side::kExact) {
+    } else if constexpr (!Side::kExact && !Side::side().is_bits()) {
       static_assert(kDim % 32 == 0);
 #pragma unroll
       for (int chunk = 0; chunk < kDim / 8; chunk += 4) {
