@@ -124,11 +124,11 @@ using TapsOf = std::conditional_t<T::KSide::kLinear || T::KSide::kSegments, Held
 /// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of
 /// half of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
 /// @param values    numbers of the query for the lane's bit of each word that keys are multiplied by
-/// @param in_group  (group, word): whether the lane's bit belongs to a scale
+/// @param masks     (group, word): the word's bits that belong to a scale
 /// @param row       of the work tile
 /// @param half      which half of each chunk of words
-template <typename T, int kWords, typename InGroup>
-__device__ __forceinline__ void cut_words(const float (&values)[kWords], InGroup in_group, float softmax_scale, int row,
+template <typename T, int kWords, typename Masks>
+__device__ __forceinline__ void cut_words(const float (&values)[kWords], Masks masks, float softmax_scale, int row,
                                           int half, int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], InGroup
   for (int group = 0; group < Side::kGroups; ++group) {
 #pragma unroll
     for (int w = 0; w < kWords; ++w)
-      if (in_group(group, w)) sums[group] += __float2int_rn(values[w] * inverse);
+      if (masks(group, w) >> lane & 1u) sums[group] += __float2int_rn(values[w] * inverse);
     for (int step = 1; step < 32; step *= 2) sums[group] += __shfl_xor_sync(kAll, sums[group], step);
   }
   // Lane l keeps plane l of each word. A lane of the product has two words of a chunk (is_long()). Its column is one of
@@ -164,8 +164,11 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], InGroup
         }
       }
       const int t = Side::is_long(c) ? i / 2 : i % 4, column = 2 * row + lane % 2;
-      if (lane < T::kPlanes)
-        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][Side::is_long(c) ? i % 2 : i / 4] = bits;
+#pragma unroll
+      for (int group = 0; group < Side::kGroups; ++group)
+        if (lane < T::kPlanes)
+          to.fragments[(group * Side::kChunks + c) * kPlanePairs + lane / 2][0][4 * column + t]
+                      [Side::is_long(c) ? i % 2 : i / 4] = word < kWords ? bits & masks(group, word) : 0;
     }
   }
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
@@ -208,13 +211,6 @@ __device__ __forceinline__ void query_of_sets(const float* channels, const float
 /// Enters what Operand has of a SegmentProgram. All lanes of one warp call it.
 template <typename T>
 __device__ __forceinline__ void enter_program(const SegmentProgram& program, int lane, typename T::Operand& to) {
-  using Side = typename T::KSide;
-  for (int i = lane; i < Side::kGroups * Side::kChunks * 4; i += 32) {
-    const int group = i / 4 / Side::kChunks, c = i / 4 % Side::kChunks, t = i % 4,
-              first = 8 * c + (Side::is_long(c) ? 2 * t : t);
-    to.masks[group][c][t] =
-        make_uint2(program.masks[group][first], program.masks[group][first + (Side::is_long(c) ? 1 : 4)]);
-  }
   for (int i = lane; i < kMostDerivedWords * 4; i += 32) to.planes[i / 4][i % 4] = program.planes[i / 4][i % 4];
   if (lane == 0) to.active = program.active;
 }
@@ -388,11 +384,11 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
           query_of_bits<T>(rows[i / 2], taps, lane, values);
         else
           query_of_sets<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, lane, values);
-        const auto in_group = [&](int group, int word) {
-          if constexpr (T::KSide::kGroups > 1) return (program->masks[group][word] >> lane & 1) != 0;
-          return true;
+        const auto masks = [&](int group, int word) {
+          if constexpr (T::KSide::kGroups > 1) return program->masks[group][word];
+          return ~0u;
         };
-        cut_words<T>(values, in_group, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
+        cut_words<T>(values, masks, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
                      operands[first + i / 2 / T::kHeads * grid]);
       }
       if constexpr (T::KSide::kSegments)

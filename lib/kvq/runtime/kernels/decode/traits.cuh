@@ -104,6 +104,7 @@ struct DecodeTraits {
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
   static constexpr int kPlanes = 14;  ///< bits of a query's integers, for bit tiles: even
   static constexpr int kSteps = [] {
+    if constexpr (KSide::kSegments) return KSide::kGroups * KSide::kChunks * (kPlanes / 2);
     if constexpr (kBitTiles) return KSide::kChunks * (kPlanes / 2);
     return kExact ? 1 : kHeadDim / 32;
   }();
@@ -124,14 +125,14 @@ struct DecodeTraits {
   };
   /// Of keys of mixed widths: what a SegmentProgram says, for lanes.
   struct Segments : Weights {
-    uint2 masks[KSide::kGroups][kMostSegmentChunks][4];  ///< of lane t's two words of a chunk
     std::uint16_t planes[kMostDerivedWords][4];
     std::uint32_t active;
   };
   struct alignas(16) Operand
       : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>> {
     /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
-    /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time.
+    /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time; of keys of mixed
+    /// widths for each scale.
     alignas(16) unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
     /// columns of one product.

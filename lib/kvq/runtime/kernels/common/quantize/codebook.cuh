@@ -3,6 +3,7 @@
 #include <kvq/plan/scheme.h>
 #include <kvq/plan/table_layout.h>
 #include <kvq/runtime/kernels/common/row_code.h>
+#include <kvq/device/compare.cuh>
 #include <kvq/runtime/kernels/common/quantize/encode.cuh>
 #include <kvq/runtime/kernels/common/quantize/store.cuh>
 
@@ -51,18 +52,30 @@ __device__ __forceinline__ unsigned encode_codebook(float (&x)[Side::kHeadDim / 
 #pragma unroll
   for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[j][e] = divide(x[j][e], scale, reciprocal), codes[j][e / 4] = 0;
+    for (int e = 0; e < 8; ++e) x[j][e] = divide(x[j][e], scale, reciprocal);
+  // Codes are counted in the low bits of floats, because additions of floats leave the pipe of comparisons free.
+  constexpr float kMagic = 8388608.0f;  // 2^23
+  float counts[kSteps][8];
 #pragma unroll
   for (int i = 0; i < kEntries - 1; ++i) {
     const float threshold = __ldg(table + kEntries + i);
 #pragma unroll
     for (int j = 0; j < kSteps; ++j)
 #pragma unroll
-      for (int e = 0; e < 8; ++e)
-        if (threshold <= x[j][e]) codes[j][e / 4] += 1u << (8 * (e % 4));
+      for (int e = 0; e < 8; ++e) {
+        if (i == 0) counts[j][e] = kMagic;
+        counts[j][e] += ptx::at_least(x[j][e], threshold);
+      }
   }
+  const auto code_of = [&](int j, int e) { return __float_as_uint(counts[j][e]); };
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      codes[j][h] = __byte_perm(__byte_perm(code_of(j, 4 * h), code_of(j, 4 * h + 1), 0x0040),
+                                __byte_perm(code_of(j, 4 * h + 2), code_of(j, 4 * h + 3), 0x0040), 0x5410);
   const float n = tree_sum<Side>(0, [&](int j, int e) {
-    const float level = __ldg(table + (codes[j][e / 4] >> (8 * (e % 4)) & 0xFFu));
+    const float level = __ldg(table + (code_of(j, e) & 0xFFu));
     return __fmul_rn(level, level);
   });
   stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(energy, n)), norm_bits);
