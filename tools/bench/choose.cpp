@@ -3,6 +3,7 @@
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
+#include <kvq/plan/table_layout.h>
 #include <kvq/runtime/checks.h>
 
 #include <fmt/format.h>
@@ -73,7 +74,7 @@ const DecodeVariant& choose_generic_decode(const std::string& k, const std::stri
   return made.emplace_back(generic_decode(format, heads, bf16));
 }
 
-const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16) {
+const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16, int memory) {
   const auto [key, value] = parse_sides(k, v, head_dim);
   for (const WriteVariant* row : write_variants())
     if (same_format(row->k, key.side) && same_format(row->v, value.side) && row->k_bfloat == key.bfloat &&
@@ -82,7 +83,11 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
   if (key.side.is_bits() && value.side.is_bits()) {
     static std::deque<WriteVariant> made;
     const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
-    const int k_bits = key.bfloat ? 0 : key.side.table_bits, v_bits = value.bfloat ? 0 : value.side.table_bits;
+    const auto codebook_bits = [&](const SideFormat& of) {
+      if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return 0;
+      return memory == 0 && 32 * of.side.row_words == 2 * head_dim ? 2 : of.side.table_bits;
+    };
+    const int k_bits = codebook_bits(key), v_bits = codebook_bits(value);
     return made.emplace_back(k_bits > 0 || v_bits > 0 ? codebook_write(format, k_bits, v_bits, bf16)
                                                       : generic_write(format, bf16));
   }

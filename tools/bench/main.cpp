@@ -193,8 +193,10 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
       ->check(one_of({"absmax", "least_squares", "norm"}))
       ->type_name("NAME")
       ->capture_default_str();
-  write->add_option("--memory", f.memory, "of linear rows: codes that a value of their trellises looks back on")
-      ->check(whole_number(1, 3))
+  write
+      ->add_option("--memory", f.memory,
+                   "of linear rows: codes that a value of their trellises looks back on; 0: w8n1 has a codebook")
+      ->check(whole_number(0, 3))
       ->capture_default_str();
   add_shared(*write, f);
   return write;
@@ -314,7 +316,7 @@ Run write_cases(const BenchFlags& f) {
   const bool bf16 = f.activation == "bf16";
   const auto [k, v] = sides(f);
   std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
-  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16)};
+  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16, f.memory)};
   Run run;
   const auto both = [](bool second) { return second ? std::vector<bool>{false, true} : std::vector<bool>{false}; };
   for (const WriteVariant* variant : variants)

@@ -28,19 +28,21 @@ namespace {
 /// Codebook codes with the entries that Lloyd and Max found for a normal number (Max, Quantizing for minimum
 /// distortion, table I).
 TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
+  const int bits = 32 * side.row_words / side.head_dim;
   const std::vector<float> upper =
-      side.table_bits == 3 ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
-                           : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
+      bits == 2   ? std::vector<float>{0.4528f, 1.510f}
+      : bits == 3 ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
+                  : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
   std::vector<float> table(upper.rbegin(), upper.rend());
   for (float& x : table) x = -x;
   table.insert(table.end(), upper.begin(), upper.end());
   TensorPlan plan;
   plan.coder = CodebookCoder{
-      .bits = side.table_bits,
+      .bits = bits,
       .group_size = side.head_dim,
       .rule = rule,
       .scale_type = number_type_of(side, bfloat),
-      .tables = {{side.table_bits, table}},
+      .tables = {{bits, table}},
   };
   return plan;
 }
@@ -94,7 +96,8 @@ TensorPlan for_heads(TensorPlan plan, int num_kv_heads) {
 }
 
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
-  if (side.table_bits > 0) return table_plan(side, bfloat, rule);
+  if (side.table_bits > 0 || (memory == 0 && 32 * side.row_words == 2 * side.head_dim))
+    return table_plan(side, bfloat, rule);
   if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
@@ -113,7 +116,7 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
        {1.26534994f, 1.00769529f, 0.546827156f, -0.119927383f, 0.354457651f, 0.670707303f, 0.895332011f, -0.94432942f,
         -0.465584726f}},
   };
-  coder.taps = {two[memory - 1], three[std::min(memory, 2) - 1]};
+  coder.taps = {two[std::max(memory, 1) - 1], three[std::clamp(memory, 1, 2) - 1]};
   const int bits = 32 * side.row_words, least = bits / side.head_dim, wider = bits % side.head_dim;
   BitAllocation widths;
   for (int c = 0; c < side.head_dim; ++c)

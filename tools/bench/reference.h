@@ -23,7 +23,8 @@ inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : Sc
 /// Plan of a single head whose rows fill the words of a side in bit tiles. One number: codebook codes of
 /// side.table_bits, or, if these are 0, linear rows (plan/linear_rows.h), trellis codes of one or two neighboring
 /// widths. More numbers: as many segments of codebook codes, as Block-GTQ has them.
-/// @param memory  of the trellises, 1 to 3; widths with fewer in packing.md have those
+/// @param memory  of the trellises, 1 to 3; widths with fewer in packing.md have those. 0: rows of 2 bits are codes of
+/// a Lloyd-Max codebook
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory = 1, ScaleRule rule = ScaleRule::norm);
 /// A plan of a single head for so many equal heads.
 TensorPlan for_heads(TensorPlan plan, int num_kv_heads);

@@ -170,16 +170,16 @@ __device__ __forceinline__ void quantize_codebook_rows(Rows<Side>& rows, const R
                                                        std::byte* scratch, int lane) {
   const float* table = code.tables + __ldg(&code.heads[head].segments[0].table);
   __syncwarp();
-#pragma unroll
+  auto& x = rows.x[0];
+#pragma unroll 1  // so that the code stays in the instruction cache
   for (int r = 0; r < 2; ++r) {
-    if (rows.row_scale != 1.0f)
 #pragma unroll
-      for (auto& eight : rows.x[r])
+    for (int j = 0; j < Rows<Side>::kSteps; ++j)
 #pragma unroll
-        for (float& x : eight) x *= rows.row_scale;
+      for (int e = 0; e < 8; ++e) x[j][e] = (r == 0 ? x[j][e] : rows.x[1][j][e]) * rows.row_scale;
     CodeBytes<Side> codes;
-    const bool finite = is_finite_row(rows.x[r]);
-    const unsigned scale = encode_codebook<Side>(rows.x[r], table, rule, finite, codes);
+    const bool finite = is_finite_row(x);
+    const unsigned scale = encode_codebook<Side>(x, table, rule, finite, codes);
     lay_out<Side>(codes, scale, scratch, lane / 4 + 8 * r, value, lane & 3);
   }
   __syncwarp();
