@@ -93,7 +93,9 @@ struct DecodeTraits {
       std::clamp((kPolicy.ring_bytes - (KSide::kSegments ? kSegmentBytes : 0)) / (kConsumerWarps * kStageBytes),
                  kPolicy.least_stages, kPolicy.most_stages);
   /// Consumer warps take stages in turn: load n goes to stage n mod kStages and to consumer warp n mod kConsumerWarps.
-  static constexpr int kStages = kLargeStage ? kPolicy.large_stages : kConsumerWarps * kStagesPerWarp;
+  /// Queries for keys of four scales leave shared memory for a large stage less.
+  static constexpr int kLargeStages = kPolicy.large_stages - (KSide::kSegments && KSide::kGroups == kMostSegments);
+  static constexpr int kStages = kLargeStage ? kLargeStages : kConsumerWarps * kStagesPerWarp;
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
