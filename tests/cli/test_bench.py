@@ -237,7 +237,6 @@ def test_without_a_format_every_kernel_of_these_sizes_is_measured():
         ("decode", ("decode", "--k", "s4g64")),
         ("quantize_write", ("write", "--k", "s4g64")),
         ("dequantize", ("prefill", "--k", "s4g64")),
-        ("decode", ("decode", "--k", "u4g128", "--q-heads", 512)),
     ],
     ids=str,
 )
