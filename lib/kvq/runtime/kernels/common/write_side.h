@@ -26,7 +26,7 @@ struct WriteSide {
   /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; rotated rows are
   /// multiplied by them; or null: 1.
   const float* row_scales = nullptr;
-  RowCode code = {};  ///< for generic kernels
+  RowCode code = {};  ///< for generic kernels and those of codebook codes
 };
 
 }  // namespace kvq

@@ -68,7 +68,7 @@ struct Row {
   int query;  ///< number of its new token in the pass
   int head;   ///< query head, in its KV head
 
-  /// Whether it is a row of padding in a work tile of `count` new tokens.
+  /// False for padding. @param count  new tokens of the pass
   __device__ __forceinline__ bool exists(const DecodeKernelParams& p, int count) const {
     return query < count && head < p.heads_per_kv_head;
   }
