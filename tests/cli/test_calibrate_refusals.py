@@ -71,7 +71,7 @@ REFUSED = [
     (*SAW, "--hessian", "paper", "--hadamard", "none"),
     (*GTQ, "--score", "k_only", "--k-allocation", "none"),
     (*GTQ, "--budget-per-layer"),
-    (*GTQ, "--target", "runtime"),
+    (*GTQ, "--target", "Free"),
     (*KVQ, "--target", "fast"),
     (*GTQ, "--joint", "--target", "Free"),
     ("--target", "free"),
