@@ -88,6 +88,11 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
       return memory == 0 && 32 * of.side.row_words == 2 * head_dim ? 2 : of.side.table_bits;
     };
     const int k_bits = codebook_bits(key), v_bits = codebook_bits(value);
+    if (memory == 0 && (k_bits == 0 || v_bits == 0))
+      throw Error{ErrorKind::usage,
+                  fmt::format("--memory 0: expected sides of w8n1, w12n1t3, w16n1t4, found {}",
+                              cache_name(key.side, key.bfloat, value.side, value.bfloat)),
+                  "rows of other sizes have trellises of memory 1 to 3"};
     return made.emplace_back(k_bits > 0 || v_bits > 0 ? codebook_write(format, k_bits, v_bits, bf16)
                                                       : generic_write(format, bf16));
   }

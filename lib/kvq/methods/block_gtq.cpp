@@ -55,8 +55,7 @@ bool is_decode_tuned(const LayerPlan& plan) {
 /// Target::runtime without a budget: if no tuned kernel decodes the layer, but one does with narrower widths of keys,
 /// takes keys of such widths.
 void narrow_keys(const LayerStats& stats, const Options& options, Backend& backend, LayerPlan& plan) {
-  const int widest = options.max_bits;
-  if (!plan.k.allocation || widest <= kMostSegmentBits || options.min_bits > kMostSegmentBits ||
+  if (!plan.k.allocation || options.max_bits <= kMostSegmentBits || options.min_bits > kMostSegmentBits ||
       options.k.bits > kMostSegmentBits || is_decode_tuned(plan))
     return;
   LayerPlan narrow = plan;

@@ -23,6 +23,18 @@ KVQ_HD constexpr int odd_set(int bits, int i) {
   return bits == 3 ? 7 : 15 & ~(8 >> (i - bits));
 }
 
+/// Tiles of rows that are one group of codebook codes with one scale of two bytes.
+KVQ_HD constexpr TileSide codebook_tiles(int dim, int bits) {
+  return {
+      .head_dim = dim,
+      .bits = 0,
+      .group_size = dim,
+      .numbers = 1,
+      .row_words = dim * bits / 32,
+      .table_bits = has_table_kernels(bits) ? bits : 0,
+  };
+}
+
 /// A word of 32 bits that a key is multiplied by: of each channel of a unit of 32 channels, x of one odd set.
 struct TableWord {
   int unit = 0, set = 0;

@@ -63,16 +63,7 @@ struct TableSideTraits {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1;
   static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = false, kExact = false,
                         kAffine = false;
-  KVQ_HD static constexpr TileSide side() {
-    return {
-        .head_dim = kDim,
-        .bits = 0,
-        .group_size = kDim,
-        .numbers = 1,
-        .row_words = kDim * kBits / 32,
-        .table_bits = kBits,
-    };
-  }
+  KVQ_HD static constexpr TileSide side() { return codebook_tiles(kDim, kBits); }
   static constexpr int kGroups = 1;
   static constexpr int kSets = odd_sets(kBits), kWords = table_words(kBits);  ///< words that keys are multiplied by
   static constexpr int kChunks = kWords / 8;  ///< products of keys; of three bits the last has words 8 + t and 12 + t

@@ -8,8 +8,6 @@
 /// both sides if they have codes of one width and are rotated alike, else one for each.
 namespace kvq::write {
 
-constexpr int kCodebookHeadDim = kTableHeadDim;
-
 /// Calls f(std::integral_constant<int, bits>).
 template <typename F>
 auto with_codebook_bits(int bits, F f) {
@@ -26,7 +24,7 @@ Status plan_codebook_write(WriteLaunch& launch) {
   for (const int bits : {launch.k_codebook_bits, launch.v_codebook_bits})
     if (status.ok() && bits > 0)
       status = with_codebook_bits(bits, [&](auto b) {
-        using Side = CodebookSide<kCodebookHeadDim, b.value>;
+        using Side = CodebookSide<kTableHeadDim, b.value>;
         return plan_write<Side, Side, T>(launch);
       });
   return status;
@@ -41,7 +39,7 @@ Status run_codebook_write(const WriteLaunch& launch, const WriteParams& given, C
   const auto run = [&](int bits, bool value, int jobs) {
     if (bits == 0) return run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
     return with_codebook_bits(bits, [&](auto b) {
-      using Side = CodebookSide<kCodebookHeadDim, b.value>;
+      using Side = CodebookSide<kTableHeadDim, b.value>;
       const int first_job = value ? heads : 0;
       const cudaError_t error = kind_of(value ? params.v : params.k) == WriteKind::dense
                                     ? launch_dense_write<Side, Side, T>(launch, params, first_job, jobs, stream)

@@ -18,16 +18,7 @@ struct CodebookSide {
   static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroups = 1, kStepsInGroup = kDim / 32;
   static constexpr bool kExact = false, kAffine = false, kBfloat = false, kCodebook = true;
   static_assert(kDim % kUnitChannels == 0 && kBits >= 2 && kBits <= 4);
-  KVQ_HD static constexpr TileSide side() {
-    return {
-        .head_dim = kDim,
-        .bits = 0,
-        .group_size = kDim,
-        .numbers = 1,
-        .row_words = kDim * kBits / 32,
-        .table_bits = has_table_kernels(kBits) ? kBits : 0,
-    };
-  }
+  KVQ_HD static constexpr TileSide side() { return codebook_tiles(kDim, kBits); }
 };
 template <typename Side>
 concept IsCodebook = requires { requires Side::kCodebook; };
