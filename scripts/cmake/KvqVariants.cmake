@@ -4,7 +4,7 @@ include(KvqKernelTable)
 function(kvq_side side head_dim out)
   if(side STREQUAL "bf16")
     set(${out} "SideTraits<${head_dim}, 16, ${head_dim}, 0>" PARENT_SCOPE)
-  elseif(side MATCHES "^([us])([24])g([0-9]+)(b?)$")
+  elseif(side MATCHES "^([us])([24])g([0-9]+)(b?)(i1)?$")
     set(numbers 1)
     if(CMAKE_MATCH_1 STREQUAL "u")
       set(numbers 2)
@@ -13,7 +13,11 @@ function(kvq_side side head_dim out)
     if(CMAKE_MATCH_4)
       set(bfloat true)
     endif()
-    set(${out} "SideTraits<${head_dim}, ${CMAKE_MATCH_2}, ${CMAKE_MATCH_3}, ${numbers}, ${bfloat}>" PARENT_SCOPE)
+    set(sizes "${head_dim}, ${CMAKE_MATCH_2}, ${CMAKE_MATCH_3}, ${numbers}, ${bfloat}")
+    if(CMAKE_MATCH_5)
+      string(APPEND sizes ", 1")
+    endif()
+    set(${out} "SideTraits<${sizes}>" PARENT_SCOPE)
   elseif(side MATCHES "^w([0-9]+)n1(b?)$")
     set(bfloat false)
     if(CMAKE_MATCH_2)
@@ -38,9 +42,11 @@ function(kvq_side side head_dim out)
 endfunction()
 
 # One kind of kernel. ARGUMENTS are its template arguments, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @HEADS@
-# stand for those of a kernel.
+# stand for those of a kernel. All kernels of a format are one source, because half of the time that nvcc takes for a
+# kernel goes into the headers.
 function(kvq_variant_kind kernels which kind out)
   cmake_parse_arguments(ARG "" "FOLDER;TYPE_NAME;MAKER;ARGUMENTS;FUNCTION" "" ${ARGN})
+  set(formats "")
   set(files "")
   set(declarations "")
   set(rows "")
@@ -57,6 +63,11 @@ function(kvq_variant_kind kernels which kind out)
       kvq_side(${v} ${head_dim} v_side)
       string(APPEND name _${k}_${v})
     endif()
+    set(format ${name})
+    if(NOT format IN_LIST formats)
+      list(APPEND formats ${format})
+      set(definitions_${format} "")
+    endif()
     if(heads)
       string(APPEND name _h${heads})
     endif()
@@ -70,7 +81,17 @@ function(kvq_variant_kind kernels which kind out)
     string(REPLACE "@HEAD_DIM@" "${head_dim}" arguments "${arguments}")
     string(REPLACE "@HEADS@" "${heads}" arguments "${arguments}")
     string(REPLACE "@TYPE@" "${type}" arguments "${arguments}")
-    set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${name}.cu)
+    string(
+      APPEND definitions_${format}
+      "extern const ${ARG_TYPE_NAME} ${name};
+const ${ARG_TYPE_NAME} ${name} = ${ARG_MAKER}<${arguments}>(\"${name}\");
+"
+    )
+    string(APPEND declarations "extern const ${ARG_TYPE_NAME} ${name};\n")
+    string(APPEND rows "    &${name},\n")
+  endforeach()
+  foreach(format ${formats})
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${format}.cu)
     file(
       CONFIGURE
       OUTPUT ${file}
@@ -78,14 +99,10 @@ function(kvq_variant_kind kernels which kind out)
         "#include <kvq/runtime/kernels/${ARG_FOLDER}/launch.cuh>
 
 namespace kvq {
-extern const ${ARG_TYPE_NAME} ${name};
-const ${ARG_TYPE_NAME} ${name} = ${ARG_MAKER}<${arguments}>(\"${name}\");
-}
+${definitions_${format}}}
 "
     )
     list(APPEND files ${file})
-    string(APPEND declarations "extern const ${ARG_TYPE_NAME} ${name};\n")
-    string(APPEND rows "    &${name},\n")
   endforeach()
   set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/${kind}_table.cpp)
   file(
@@ -107,10 +124,10 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-# kvq_variants(<variants.json> <all or tests> <out variable> <warpgroup out variable>) writes one .cu for each tuned
-# kernel of variants.json, or for each that builds with KVQ_KERNELS=tests have, and the lookup tables into the build
-# folder, and returns their names. A file is written only if its text changes. Kernels with warpgroup products are
-# listed separately, because they are compiled for other architectures.
+# kvq_variants(<variants.json> <all or tests> <out variable> <warpgroup out variable>) writes one .cu for each format of
+# the tuned kernels of variants.json, with all of them or with those that builds with KVQ_KERNELS=tests have, and the
+# lookup tables into the build folder, and returns their names. A file is written only if its text changes. Kernels with
+# warpgroup products are listed separately, because they are compiled for other architectures.
 function(kvq_variants table which out warpgroup_out)
   kvq_kernel_table(${table} kernels)
   kvq_variant_kind(

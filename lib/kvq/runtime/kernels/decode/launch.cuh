@@ -14,6 +14,12 @@
 
 namespace kvq {
 
+/// The traits that the decode kernel is compiled with: that of four rows does not depend on the type of queries and
+/// results, so one serves both.
+template <typename T>
+using DecodeKernelTraits =
+    std::conditional_t<T::kManyRows, T, DecodeTraits<typename T::KSide, typename T::VSide, T::kHeads, __nv_bfloat16>>;
+
 template <typename T>
 constexpr DecodeKernelShape decode_kernel_shape() {
   using CombineShared = decode::CombineShared<T>;
@@ -60,10 +66,11 @@ Status plan_decode(DecodeLaunch& launch) {
           cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
   };
   prepare(decode::queries_kernel<T>, sizeof(QueriesShared));
-  prepare(decode::decode_kernel<T>, sizeof(typename T::DecodeShared));
+  const auto decode_kernel = decode::decode_kernel<DecodeKernelTraits<T>>;
+  prepare(decode_kernel, sizeof(typename T::DecodeShared));
   prepare(decode::combine_kernel<T>, sizeof(CombineShared));
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode::decode_kernel<T>, T::kBlockThreads,
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode_kernel, T::kBlockThreads,
                                                           sizeof(typename T::DecodeShared));
   launch.blocks = each * launch.multiprocessors;
   static_assert(decode::Splits::kRounds * decode::Splits::kMostBlocks <= decode::CompletionCounter::kMost);
@@ -98,8 +105,8 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
                                     rotate_bytes(std::type_identity<decode::QueriesShared<T>>{}, p.cache.rotation_k),
                                     launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_kernel(decode::decode_kernel<T>, grids.decode_blocks, T::kBlockThreads, launch.shared_bytes,
-                          launch.overlapping, stream, p);
+    error = launch_kernel(decode::decode_kernel<DecodeKernelTraits<T>>, grids.decode_blocks, T::kBlockThreads,
+                          launch.shared_bytes, launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::combine_kernel<T>, grids.combine_blocks, decode::kRotateThreads,
                           rotate_bytes(std::type_identity<decode::CombineShared<T>>{}, p.cache.rotation_v),
