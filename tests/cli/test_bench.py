@@ -34,8 +34,9 @@ def side_bytes(side: str, head_dim: int) -> int:
         return 2 * head_dim
     if words := re.fullmatch("w([0-9]+)n([0-9])(c|t[34])?", side):
         return 4 * int(words[1]) + 2 * int(words[2])
-    levels, bits, group = re.fullmatch("([us])([24])g([0-9]+)b?", side).groups()
-    return head_dim * int(bits) // 8 + head_dim // int(group) * (2 if levels == "u" else 1) * 2
+    levels, bits, group, index = re.fullmatch("([us])([24])g([0-9]+)b?(i1)?", side).groups()
+    numbers = head_dim // int(group) * (2 if levels == "u" else 1)
+    return head_dim * int(bits) // 8 + numbers * 2 + (1 if index else 0)
 
 
 def token_bytes(row: dict) -> int:

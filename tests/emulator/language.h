@@ -212,5 +212,9 @@ inline int __float2int_rn(float x) {
   if (std::isnan(x)) return 0;
   return static_cast<int>(std::clamp(std::nearbyint(static_cast<double>(x)), -2147483648.0, 2147483647.0));
 }
+inline unsigned __float2uint_rz(float x) {
+  if (std::isnan(x)) return 0;
+  return static_cast<unsigned>(std::clamp(std::trunc(static_cast<double>(x)), 0.0, 4294967295.0));
+}
 float __fadd_rd(float a, float b);
 float __fmaf_rd(float a, float b, float c);

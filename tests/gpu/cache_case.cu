@@ -80,6 +80,35 @@ __global__ void fill_cached_token(PagedCacheView p, PageLayout layout, bool k_bf
           side.integer_zero ? rintf(0.5f * levels + 6.0f * other - 3.0f) : -0.5f * levels * scale + 0.2f * other - 0.1f,
           side, bfloat);
   }
+  if (side.index_bytes == 1 && thread == 0) tile[index_offset(side, token)] = static_cast<std::byte>(hash(key + 4000));
+}
+
+/// Rows times the matrix of an entry, one block for each. @param each  rows of an entry
+__global__ void rotate_each_row(const float* from, DeviceRotation rotation, int each, int dim, float* to) {
+  __shared__ double row[256], scratch[256];
+  const int index = static_cast<int>(blockIdx.x);
+  for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
+    row[c] = static_cast<double>(from[index * dim + c]);
+  __syncthreads();
+  plain::rotate_plain(row, scratch, rotation, index / each, dim, true);
+  for (int c = static_cast<int>(threadIdx.x); c < dim; c += static_cast<int>(blockDim.x))
+    to[index * dim + c] = static_cast<float>(row[c]);
+}
+
+/// Centroids of each head, if a side has indices; fewer than an index can count.
+/// @param undo  x = x_rot @ matrix
+void put_centroids(Arena& arena, const TileSide& side, int heads, const DeviceRotation& undo, std::mt19937& random,
+                   RowCode& code) {
+  if (side.index_bytes == 0) return;
+  std::normal_distribution<float> normal;
+  code.num_centroids = 200, code.per_head = true;
+  const int rows = heads * code.num_centroids, elements = rows * side.head_dim;
+  std::vector<float> rotated(static_cast<std::size_t>(elements));
+  for (float& x : rotated) x = normal(random);
+  float* unrotated = arena.take<float>(rotated.size(), 0);
+  code.rotated_centroids = arena.put(rotated), code.centroids = unrotated;
+  run_kernel("rotate_each_row", rotate_each_row, static_cast<unsigned>(rows), 128, code.rotated_centroids, undo,
+             code.num_centroids, side.head_dim, unrotated);
 }
 
 /// Orthogonal matrices, row-major. @param transposed  the same matrices transposed
@@ -202,6 +231,8 @@ struct MadeCache {
       for (float& x : center) x = normal(random);
       cache.center_k = arena.put(center), cache.center_v = arena.put(center);
     }
+    put_centroids(arena, variant.k, c.num_kv_heads, undo_k, random, cache.code_k);
+    put_centroids(arena, variant.v, c.num_kv_heads, undo_v, random, cache.code_v);
     if (batch == 0) return;
     const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
                     static_cast<unsigned>(2 * c.num_kv_heads));

@@ -342,6 +342,32 @@ TEST_CASE("Linear rows of mixed widths, one of heads without bits", "[runtime][g
   CHECK(dequantize_coded(c).fault == static_cast<int>(FaultCode::page));
 }
 
+TEST_CASE("Rows with centroids by their tuned kernel", "[runtime][gpu][emulated]") {
+  // With large centroids, scores of some tokens are far above those of all tokens before.
+  const float size = GENERATE(1.0f, 12.0f);
+  for (int i = 0; i < 4; ++i) {
+    constexpr int kCounts[] = {256, 1, 19, 200};
+    CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {90, 1, 0, 40, 5}, .tuned = true};
+    c.k = plain_plan(0, 4, 128, ScaleType::fp16), c.v = plain_plan(0, 4, 128, ScaleType::fp16);
+    for (TensorPlan* plan : {&c.k, &c.v}) {
+      if (i == 1) add_rotation(*plan, 128, 1851);
+      if (i == 2) plan->rotation.scope = Scope::kv_head, plan->clip_ratio.clear();
+      if (i >= 2) add_hadamard(*plan, 128, 1852);
+      if (i == 3) add_center(*plan, 128, 1853);
+    }
+    c.k = with_centroids(c.k, 128, kCounts[i], 1854), c.v = with_centroids(c.v, 128, kCounts[(i + 1) % 4], 1855);
+    for (float& x : c.k.centroids->values) x *= size;
+    if (i > 0) c.sink_tokens = 3, c.recent_tokens = 11;
+    if (i == 3) c.lengths = {700, 260}, c.new_tokens = {3, 1}, c.heads = 5;
+    c.sink_logits = i == 2, c.softcap = i == 1 ? 20.0f : 0.0f;
+    c.seed = 1856u + static_cast<unsigned>(i);
+    CAPTURE(size, i);
+    check_outcome(decode_coded(c), 2e-3);
+    c.poisoned = 19;
+    check_outcome(decode_coded(c), 2e-3);
+  }
+}
+
 TEST_CASE("Codebook codes by their tuned kernel", "[runtime][gpu][emulated]") {
   const int bits = GENERATE(3, 4);
   for (int rotation = 0; rotation < 3; ++rotation) {

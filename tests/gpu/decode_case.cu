@@ -95,6 +95,24 @@ __global__ void fill_token(DecodeParams p, PageLayout layout, bool k_bfloat, boo
                                          : -0.5f * levels * scale + factor * (0.2f * other - 0.1f),
                        side, bfloat);
   }
+  // Some indices are too large, and count as the last one.
+  if (side.index_bytes == 1 && threadIdx.x == 0)
+    tile[index_offset(side, token)] = static_cast<std::byte>(hash(key + 4100));
+}
+
+/// Centroids of the sides that have indices.
+void put_centroids(Arena& arena, const DecodeVariant& variant, PagedCacheView& cache, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  for (const bool value : {false, true}) {
+    const TileSide& side = value ? variant.v : variant.k;
+    if (side.index_bytes == 0) continue;
+    RowCode& code = value ? cache.code_v : cache.code_k;
+    code.num_centroids = value ? 200 : 256, code.per_head = !value;
+    std::vector<float> centroids(
+        static_cast<std::size_t>((code.per_head ? cache.num_kv_heads : 1) * code.num_centroids * side.head_dim));
+    for (float& x : centroids) x = 0.5f * normal(random);
+    code.rotated_centroids = arena.put(centroids);
+  }
 }
 
 std::vector<float> random_rotations(int heads, int dim, bool transposed, std::mt19937& random) {
@@ -371,6 +389,7 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
   }
   plain::PlainBases bases;
   if (variant.k.is_bits()) bases = make_bases(arena, c, variant, p.cache, random);
+  put_centroids(arena, variant, p.cache, random);
   if (c.centers) {
     std::vector<float> center(static_cast<std::size_t>(c.num_kv_heads * std::max(dim, v_dim))),
         logits(static_cast<std::size_t>(p.num_q_heads));

@@ -70,6 +70,16 @@ __device__ inline const std::byte* tile_of(const DecodeParams& p, const PageLayo
          (is_value ? layout.value_tile(head, slot) : layout.key_tile(head, slot));
 }
 
+/// A channel of the centroid that a token's index is of, or 0.
+template <typename Float>
+__device__ Float centroid_value(const RowCode& code, const TileSide& side, const std::byte* tile, int head, int token,
+                                int channel) {
+  if (side.index_bytes == 0) return Float(0);
+  const int index = min(static_cast<int>(tile[index_offset(side, token)]), code.num_centroids - 1);
+  const std::int64_t row = static_cast<std::int64_t>(code.per_head ? head : 0) * code.num_centroids + index;
+  return static_cast<Float>(code.rotated_centroids[row * side.head_dim + channel]);
+}
+
 template <typename Float>
 __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, bool bfloat_k, bool bfloat_v, int b,
                               int head, int position, int channel, bool is_value) {
@@ -78,8 +88,11 @@ __device__ Float stored_value(const DecodeParams& p, const PageLayout& layout, b
     return number_at<Float>((position < tokens.sink_end ? p.cache.sinks : p.cache.rings) +
                                 test::case_window_offset(p.cache, tokens, b, head, position, channel, is_value),
                             true);
-  return coded_value<Float>(is_value ? layout.v : layout.k, is_value, is_value ? bfloat_v : bfloat_k,
-                            tile_of(p, layout, b, head, position, is_value), position % kTileTokens, channel);
+  const TileSide& side = is_value ? layout.v : layout.k;
+  const std::byte* tile = tile_of(p, layout, b, head, position, is_value);
+  const int token = position % kTileTokens;
+  return coded_value<Float>(side, is_value, is_value ? bfloat_v : bfloat_k, tile, token, channel) +
+         centroid_value<Float>(is_value ? p.cache.code_v : p.cache.code_k, side, tile, head, token, channel);
 }
 
 template <typename Float>

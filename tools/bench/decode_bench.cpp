@@ -148,6 +148,8 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
   if (variant.k.is_bits()) p.cache.code_k = code_of(memory, c, variant.k, variant.k_bfloat);
   if (variant.v.is_bits()) p.cache.code_v = code_of(memory, c, variant.v, variant.v_bfloat);
+  if (variant.k.index_bytes > 0) p.cache.code_k = centroid_code(memory, k, variant.k, Side::k);
+  if (variant.v.index_bytes > 0) p.cache.code_v = centroid_code(memory, v, variant.v, Side::v);
   p.cache.rotation_k = variant.tuned && is_linear_format(variant.k)
                            ? linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k)
                            : key_rotation(memory, k);

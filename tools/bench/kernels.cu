@@ -55,7 +55,7 @@ __global__ void fill_pages_kernel(unsigned* words, std::int64_t count, PageLayou
   const unsigned bits = hash(key);
   if (side.exact()) {
     words[i] = pair_of(about_normal(key), about_normal(key + 32), true);
-  } else if (in_tile < side.code_bytes()) {
+  } else if (in_tile < side.code_bytes() || in_tile >= side.code_bytes() + side.number_bytes()) {  // codes, indices
     words[i] = bits;
   } else {
     const float levels = side.is_bits() ? 3.0f : static_cast<float>((1 << side.bits) - 1);

@@ -109,6 +109,8 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
     p.cache.rotation_v = linear_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
   else
     p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
+  if (c.rows->k.index_bytes > 0) p.cache.code_k = centroid_code(memory, k, c.rows->k, Side::k);
+  if (c.rows->v.index_bytes > 0) p.cache.code_v = centroid_code(memory, v, c.rows->v, Side::v);
   p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * dim;
   p.k_stride = p.v_stride = std::int64_t{c.num_kv_heads} * dim;
   p.workspace = memory.take<std::byte>(static_cast<std::size_t>(launch.workspace_bytes));

@@ -5,9 +5,11 @@
 #include <kvq/codec/codec.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
+#include <kvq/plan/kernel_limits.h>
 
 #include <algorithm>
 #include <cmath>
+#include <random>
 
 namespace kvq::bench {
 
@@ -128,6 +130,14 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
   return plan;
 }
 
+std::vector<float> centroids_of(const TileSide& tiles, Side side, int kv_head) {
+  std::mt19937 random(static_cast<unsigned>(2 * kv_head + (side == Side::v)));
+  std::normal_distribution<float> normal;
+  std::vector<float> all(static_cast<std::size_t>(kMostTunedCentroids * tiles.head_dim));
+  std::generate(all.begin(), all.end(), [&] { return normal(random); });
+  return all;
+}
+
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16) {
   const std::vector<std::byte> bytes = get(reinterpret_cast<const std::byte*>(from), 2 * count);
   std::vector<float> values(count);
@@ -146,6 +156,7 @@ StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Si
       row_(static_cast<std::size_t>(side_.head_dim)),
       numbers_(static_cast<std::size_t>(side_.groups() * side_.numbers)),
       codes_(row_.size()) {
+  if (side_.index_bytes > 0) centroids_ = centroids_of(side_, side, kv_head);
   if (!side_.is_bits()) return;
   const TensorPlan plan = bit_plan(side_, bfloat_);
   codec_.emplace(plan, 0, side_.head_dim), segments_ = bit_segments(plan, 0, side_.head_dim);
@@ -171,6 +182,10 @@ std::span<const float> StoredRows::at(int position) {
   } else {
     load_page_row(layout, which_, number_type_of(side_, bfloat_), head_, slot, page, codes_, numbers_);
     decode_row(coder_of(side_, bfloat_), codes_, numbers_, row_);
+  }
+  if (!centroids_.empty()) {
+    const auto index = static_cast<std::size_t>(load_page_index(layout, which_, head_, slot, page));
+    for (std::size_t i = 0; i < row_.size(); ++i) row_[i] += centroids_[index * row_.size() + i];
   }
   return row_;
 }

@@ -29,6 +29,9 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory = 1, ScaleRule
 /// A plan of a single head for so many equal heads.
 TensorPlan for_heads(TensorPlan plan, int num_kv_heads);
 
+/// Centroids of a KV head of a side with indices, in the basis of its rows: [kMostTunedCentroids, D].
+std::vector<float> centroids_of(const TileSide& tiles, Side side, int kv_head);
+
 /// 16-bit numbers on the device as floats on the host.
 std::vector<float> floats_at(const std::uint16_t* from, std::size_t count, bool bf16);
 
@@ -53,6 +56,7 @@ class StoredRows {
   int head_;
   TileSide side_;
   bool bfloat_;
+  std::vector<float> centroids_;      ///< of sides with indices
   std::optional<RowCodec> codec_;     ///< of rows in bit tiles
   std::vector<BitSegment> segments_;  ///< likewise
   std::vector<float> row_, numbers_;

@@ -4,6 +4,7 @@
 
 #include <kvq/codec/linear_basis.h>
 #include <kvq/codec/rotation_matrix.h>
+#include <kvq/plan/kernel_limits.h>
 #include <kvq/runtime/prepare.h>
 
 #include <cmath>
@@ -122,6 +123,26 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
   rotation.taps = {memory.put(taps.weights), memory.put(taps.sources), taps.count};
   rotation.linear_rows = memory.put(linear_dequantize_matrices(inverses, bases, dim, tiles.row_words, side == Side::v));
   return rotation;
+}
+
+RowCode centroid_code(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, Side side) {
+  const auto dim = static_cast<std::size_t>(tiles.head_dim);
+  std::vector<float> rotated, unrotated;
+  for (std::size_t head = 0; head < rotations.plans.size(); ++head) {
+    const std::vector<float> of_head = centroids_of(tiles, side, static_cast<int>(head));
+    const std::vector<double> inverse = inverse_matrix(rotations.plans[head].rotation, 0, tiles.head_dim);
+    rotated.insert(rotated.end(), of_head.begin(), of_head.end());
+    for (std::size_t at = 0; at < of_head.size(); at += dim)
+      for (std::size_t to = 0; to < dim; ++to) {
+        double sum = 0.0;
+        for (std::size_t from = 0; from < dim; ++from) sum += double{of_head[at + from]} * inverse[from * dim + to];
+        unrotated.push_back(static_cast<float>(sum));
+      }
+  }
+  RowCode code;
+  code.num_centroids = kMostTunedCentroids, code.per_head = true;
+  code.centroids = memory.put(unrotated), code.rotated_centroids = memory.put(rotated);
+  return code;
 }
 
 }  // namespace kvq::bench

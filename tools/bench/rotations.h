@@ -4,6 +4,7 @@
 #include "bench/device.h"
 
 #include <kvq/plan/layer_plan.h>
+#include <kvq/runtime/kernels/common/row_code.h>
 
 #include <random>
 #include <vector>
@@ -28,5 +29,7 @@ DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations);
 /// Likewise for linear rows (bit_plan()) of a side in bit tiles, for decode and prefill.
 DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
                                Side side);
+/// What kernels that read a cache know of the rows of a side with centroids (centroids_of()).
+RowCode centroid_code(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, Side side);
 
 }  // namespace kvq::bench

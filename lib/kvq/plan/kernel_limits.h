@@ -20,6 +20,9 @@ constexpr bool dequantizes_linear(const TileSide& k, const TileSide& v) {
   return dequantizes_linear(k) && dequantizes_linear(v);
 }
 
+/// Centroids of a KV head whose rows tuned kernels decode: an index of one byte has so many.
+constexpr int kMostTunedCentroids = 256;
+
 /// Query heads of a KV head that prefill attention is tested with.
 constexpr int kMostPrefillHeads = 16;
 

@@ -129,6 +129,19 @@ inline Status check_cache_view(const char* verb, const PagedCacheView& c, const 
              : sinks;
 }
 
+/// Checks what kernels need to read rows with centroids.
+inline Status check_centroids(const char* verb, const PagedCacheView& c, const TileSide& k, const TileSide& v) {
+  for (const bool value : {false, true}) {
+    const RowCode& code = value ? c.code_v : c.code_k;
+    if ((value ? v : k).index_bytes > 0 &&
+        (!code.rotated_centroids || !aligned_to_16(code.rotated_centroids) || code.num_centroids < 1))
+      return Status::fail(StatusCode::invalid_argument,
+                          "%s: %s: rows with centroids need `rotated_centroids`, aligned to 16 bytes", verb,
+                          value ? "v" : "k");
+  }
+  return {};
+}
+
 /// Checks what generic kernels need to read rows of bit tiles and rows with centroids.
 inline Status check_row_codes(const char* verb, const PagedCacheView& c, const TileSide& k, const TileSide& v) {
   for (const bool value : {false, true}) {
@@ -137,11 +150,8 @@ inline Status check_row_codes(const char* verb, const PagedCacheView& c, const T
     if (side.is_bits() && !code.heads)
       return Status::fail(StatusCode::invalid_argument, "%s: %s: rows of bit tiles need `heads`", verb,
                           value ? "v" : "k");
-    if (side.index_bytes > 0 && (!code.rotated_centroids || code.num_centroids < 1))
-      return Status::fail(StatusCode::invalid_argument, "%s: %s: rows with centroids need `rotated_centroids`", verb,
-                          value ? "v" : "k");
   }
-  return {};
+  return check_centroids(verb, c, k, v);
 }
 
 }  // namespace kvq

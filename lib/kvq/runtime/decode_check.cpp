@@ -98,8 +98,10 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
       (!p.cache.code_k.programs || !aligned_to_16(p.cache.code_k.program_taps.weights) ||
        !aligned_to_16(p.cache.code_k.program_taps.sources)))
     return Status::fail(kBad, "decode: k: codebook codes of mixed widths need `programs` and `program_taps`");
-  if (!variant.tuned)
-    if (const Status status = check_row_codes("decode", p.cache, variant.k, variant.v); !status.ok()) return status;
+  if (const Status status = variant.tuned ? check_centroids("decode", p.cache, variant.k, variant.v)
+                                          : check_row_codes("decode", p.cache, variant.k, variant.v);
+      !status.ok())
+    return status;
   if (reinterpret_cast<std::uintptr_t>(p.workspace) % 256 != 0)
     return Status::fail(kBad, "decode: workspace must be aligned to 256 bytes");
   return {};

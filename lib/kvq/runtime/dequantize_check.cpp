@@ -2,6 +2,7 @@
 #include <kvq/runtime/kernels/dequantize/variant.h>
 
 #include <cstdint>
+#include <tuple>
 
 namespace kvq {
 
@@ -30,8 +31,15 @@ const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key) {
 Status check_cache(const char* verb, const DequantizeVariant& variant, const PagedCacheView& c) {
   const Status view = check_cache_view(verb, c, variant.k, variant.v);
   if (!view.ok()) return view;
-  if (!variant.tuned)
-    if (const Status status = check_row_codes(verb, c, variant.k, variant.v); !status.ok()) return status;
+  if (const Status status = variant.tuned ? check_centroids(verb, c, variant.k, variant.v)
+                                          : check_row_codes(verb, c, variant.k, variant.v);
+      !status.ok())
+    return status;
+  for (const auto& [side, tile, code] :
+       {std::tuple{"k", &variant.k, &c.code_k}, std::tuple{"v", &variant.v, &c.code_v}})
+    if (variant.tuned && tile->index_bytes > 0 && (!code->centroids || !aligned_to_16(code->centroids)))
+      return Status::fail(StatusCode::invalid_argument,
+                          "%s: %s: rows with centroids need `centroids`, aligned to 16 bytes", verb, side);
   if (variant.tuned && variant.k.is_bits())
     for (const DeviceRotation* rotation : {&c.rotation_k, &c.rotation_v})
       if (!rotation->linear_rows || !aligned_to_16(rotation->linear_rows))

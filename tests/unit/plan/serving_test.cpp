@@ -122,7 +122,18 @@ TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   CHECK(large.no_kernel == "head_dim: supported multiples of 8 up to 256, found 512");
 }
 
-TEST_CASE("Bit tiles and indices of centroids have generic kernels, linear rows tuned ones that read", "[plan]") {
+TEST_CASE("Codes of four bits with indices of one byte have tuned kernels that read", "[plan]") {
+  LayerPlan plan = layer(affine(4, 128), affine(4, 128));
+  plan.k.centroids = plan.v->centroids = Centroids{.count = 256};
+  CHECK(cache_format_name(plan) == "u4g128i1");
+  CHECK(kinds(plan) == "tgtt");
+  plan.v->centroids.reset();
+  CHECK(kinds(plan) == "gggt");
+  plan.v->centroids = Centroids{.count = 257};
+  CHECK(kinds(plan) == "gggt");
+}
+
+TEST_CASE("Bit tiles have generic kernels, linear rows tuned ones that read", "[plan]") {
   const auto trellis = [](int bits) {
     TensorPlan side;
     side.coder = TrellisCoder{.bits = bits,

@@ -40,7 +40,7 @@ struct PagedCacheView : SequenceTables {
   const float* center_k = nullptr;  ///< [Hkv, D] or null
   const float* center_v = nullptr;  ///< [Hkv, D] or null
 
-  RowCode code_k = {}, code_v = {};  ///< for generic kernels, and of codebook codes for tuned ones
+  RowCode code_k = {}, code_v = {};  ///< for generic kernels; of codebook codes and centroids for tuned ones, too
 };
 
 }  // namespace kvq

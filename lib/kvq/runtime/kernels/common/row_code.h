@@ -50,8 +50,8 @@ struct RowCode {
   int num_centroids = 0;
   bool joint = false;                        ///< one index for all heads of a token
   bool per_head = false;                     ///< centroids are [Hkv, C, D], else [1, C, D]
-  const float* centroids = nullptr;          ///< unrotated, for writing
-  const float* rotated_centroids = nullptr;  ///< M @ A, for reading: a row is read in the basis of x @ A
+  const float* centroids = nullptr;          ///< unrotated: for writing, and for rows that are rotated back
+  const float* rotated_centroids = nullptr;  ///< M @ A: a row is read in the basis of x @ A
 };
 
 /// The trellises that kvq ships: kernels have a search for each (trellis_search.cuh).

@@ -10,11 +10,21 @@ namespace kvq {
 /// @tparam kGroupParamsArg  stored for each group (TileSide::numbers): 2 scale and minimum (affine), 1 scale
 /// (symmetric), 0 exact rows
 /// @tparam kBfloatArg   scales and minima are bfloat16, else fp16
-template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false>
+/// @tparam kIndexBytesArg  of the index of a row's centroid (TileSide::index_bytes)
+template <int kDim, int kBitsArg, int kGroupArg, int kGroupParamsArg, bool kBfloatArg = false, int kIndexBytesArg = 0>
 struct SideTraits {
-  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg;
+  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kGroupArg, kGroupParams = kGroupParamsArg,
+                       kIndexBytes = kIndexBytesArg;
   static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false, kSegments = false;
-  KVQ_HD static constexpr TileSide side() { return {kDim, kBitsArg, kGroupArg, kGroupParamsArg}; }
+  KVQ_HD static constexpr TileSide side() {
+    return {
+        .head_dim = kDim,
+        .bits = kBitsArg,
+        .group_size = kGroupArg,
+        .numbers = kGroupParamsArg,
+        .index_bytes = kIndexBytesArg,
+    };
+  }
   static constexpr bool kExact = kBits == 16;
   static constexpr bool kAffine = kGroupParams == 2;
   static constexpr int kGroups = kExact ? 1 : kDim / kGroup;
@@ -34,7 +44,7 @@ struct SideTraits {
 /// @tparam kRowWordsArg  words of a row, B = 32 kRowWords bits
 template <int kDim, int kRowWordsArg, bool kBfloatArg = false>
 struct LinearSideTraits {
-  static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1;
+  static constexpr int kHeadDim = kDim, kBits = 1, kGroup = kDim, kGroupParams = 1, kIndexBytes = 0;
   static constexpr bool kBfloat = kBfloatArg, kLinear = true, kTable = false, kSegments = false, kExact = false,
                         kAffine = false;
   KVQ_HD static constexpr TileSide side() {
@@ -60,7 +70,7 @@ struct LinearSideTraits {
 template <int kDim, int kBitsArg, bool kBfloatArg = false>
 struct TableSideTraits {
   static_assert(kDim == kTableHeadDim && has_table_kernels(kBitsArg));
-  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1;
+  static constexpr int kHeadDim = kDim, kBits = kBitsArg, kGroup = kDim, kGroupParams = 1, kIndexBytes = 0;
   static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = true, kSegments = false, kExact = false,
                         kAffine = false;
   KVQ_HD static constexpr TileSide side() { return codebook_tiles(kDim, kBits); }
@@ -75,7 +85,7 @@ struct TableSideTraits {
 template <int kDim, int kRowWordsArg, int kNumbersArg, bool kBfloatArg = false>
 struct SegmentSideTraits {
   static_assert(kDim == kTableHeadDim && is_segment_row(kRowWordsArg) && kNumbersArg <= kMostSegments);
-  static constexpr int kHeadDim = kDim, kGroup = kDim, kGroupParams = 1;
+  static constexpr int kHeadDim = kDim, kGroup = kDim, kGroupParams = 1, kIndexBytes = 0;
   static constexpr bool kBfloat = kBfloatArg, kLinear = false, kTable = false, kSegments = true, kExact = false,
                         kAffine = false;
   KVQ_HD static constexpr TileSide side() {

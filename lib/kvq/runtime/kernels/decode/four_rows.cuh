@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/centroids.cuh>
 #include <kvq/runtime/kernels/decode/linear_rows.cuh>
 #include <kvq/runtime/kernels/decode/segment_rows.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
@@ -179,7 +180,7 @@ template <typename T>
 __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,
                                                 const FourRowsQuery<T>& query, const PlanesOf<T>& planes,
-                                                FourRowsState<T>& state, int lane) {
+                                                FourRowsState<T>& state, MassesOf<T>& masses, int lane) {
   const int first = info.first, begin = info.begin, end = info.end;
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
@@ -202,6 +203,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
       else
         four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
   }
+  if constexpr (T::kKeyCentroids) add_centroid_scores<T>(stage, operand, lane, scores);
   const int row = lane & 3;
   if (p.logit_softcap > 0.0f) {
 #pragma unroll
@@ -231,6 +233,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     scores[j] = ptx::ex2(fmaf(scores[j], query.score_scale, -reference));
     state.sum += scores[j];
   }
+  if constexpr (T::kValueCentroids) masses.add(values, scores, reference, state.sum, lane);
 
   constexpr int kLaneWords = [] {
     if constexpr (T::kBitTiles)
@@ -393,12 +396,14 @@ struct FourRows {
   FourRowsQuery<T> query;
   FourRowsState<T> state;
   PlanesOf<T> planes;
+  MassesOf<T> masses;
   float half_weights;  ///< of codebook codes: half the sum of the values' weights
 
   /// Begins a work tile.
   __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
     query.load(operand, lane);
     state.reset();
+    if constexpr (T::kValueCentroids) masses.reset();
     if constexpr (T::KSide::kSegments) planes.load(operand, lane);
     if constexpr (T::kTable) {
       half_weights = 0.0f;
@@ -408,7 +413,7 @@ struct FourRows {
   __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
                                                int lane) {
-    four_rows_coded<T>(p, stage, info, operand, query, planes, state, lane);
+    four_rows_coded<T>(p, stage, info, operand, query, planes, state, masses, lane);
   }
   __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,

@@ -95,6 +95,7 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
   }
 
   AttentionOf<T> attention;
+  if constexpr (T::kValueCentroids) attention.masses.open(shared.masses[warp], lane);
   int stage = warp, next_buffer = 0;     // query buffer of the next work tile
   unsigned parity = 0, next_parity = 0;  // phases of barriers: of the ring, of next_buffer
   unsigned odd = 0;                      // work tiles before this one, modulo 2

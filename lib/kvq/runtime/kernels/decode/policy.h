@@ -48,7 +48,7 @@ struct DecodePolicy {
 };
 
 /// Hopper (9.0). All other architectures are compiled with these constants, too.
-constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear, bool wide) {
+constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear, bool wide, bool centroids) {
   DecodePolicy policy;
   if (head_dim <= 128) {
     policy.multiprocessor_blocks = 3, policy.registers = 120, policy.rotate_registers = 104;
@@ -56,7 +56,9 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear,
     policy.query_buffers = 4, policy.combine_batch = 9;
     if (rows > 4) policy.registers = 128, policy.query_buffers = 2;  // queries of many rows take more shared memory
     if (linear) policy.query_buffers = 3;  // blocks have sums of exact tokens in shared memory
-    if (rows == 16 || wide) policy.multiprocessor_blocks = 2, policy.registers = 168;
+    if (rows == 16 || wide || centroids) policy.multiprocessor_blocks = 2, policy.registers = 168;
+    // Blocks have masses of centroids in shared memory, and with each query its scores of centroids.
+    if (centroids) policy.large_query_buffers = 2;
   } else {
     policy.multiprocessor_blocks = 2, policy.registers = 168, policy.rotate_registers = 144;
     policy.ring_bytes = 65536;
@@ -69,8 +71,10 @@ constexpr DecodePolicy hopper_decode_policy(int head_dim, int rows, bool linear,
 /// @param linear  of kernels for linear rows
 /// @param wide    of kernels for bit tiles: two blocks have the registers for sums and queries of so many bits
 /// (DecodeTraits::kWide)
-constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false, bool wide = false) {
-  return hopper_decode_policy(head_dim, rows, linear, wide);
+/// @param centroids  of kernels for rows with centroids
+constexpr DecodePolicy decode_policy(int head_dim, int rows, bool linear = false, bool wide = false,
+                                     bool centroids = false) {
+  return hopper_decode_policy(head_dim, rows, linear, wide, centroids);
 }
 
 }  // namespace kvq

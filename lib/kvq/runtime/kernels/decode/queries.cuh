@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/decode/centroids.cuh>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
@@ -418,6 +419,11 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
         const int l = row * 8 + t;
         to[0][l][eight] = high, to[0][l + 4][eight] = low;
       }
+    }
+    if constexpr (T::kKeyCentroids) {
+      __syncthreads();  // the operands have the scales of scores
+      for (int tile = 0; tile < n; ++tile)
+        score_centroids<T>(p.cache.code_k, head, rows + tile * T::kHeads, operands[first + tile * grid]);
     }
     __syncthreads();
     if (poisoned && lane < T::kHeads) operands[checked_tile].score_scale[lane] = kNaN;

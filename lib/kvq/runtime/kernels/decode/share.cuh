@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/common/softmax_state.h>
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/decode/centroids.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/four_rows.cuh>
 #include <kvq/runtime/kernels/decode/traits.cuh>
@@ -85,6 +86,7 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       // A share without any score is left out of merges. One whose scores are all NaN must not be.
       const bool is_nan = state.sum != state.sum && state.empty();
       states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
+      if constexpr (T::kValueCentroids) shared.mass_units[odd][warp][row] = attention.masses.log_units;
     });
   // Calls take(row, quad, merged values of the quad) for the thread's quads of a row block, when the shares of all
   // consumer warps are stored. Rows of a share have so many values.
@@ -147,14 +149,38 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
         });
       }
     }
-    if constexpr (!T::kLinear) {
+    const auto keep_values = [&](int row, int quad, const float4& values) {
+      *reinterpret_cast<float4*>(share_of(0) + row * T::kSums + ((4 * quad) ^ swizzle(row))) = values;
+    };
+    if constexpr (T::kValueCentroids) {
+      // A warp merges the masses of one row, then adds the centroids' share of 32 channels for all rows.
+      static_assert(kRows == T::kConsumerWarps && T::kHeads == kRows && T::kHeadDim == 32 * T::kConsumerWarps);
+      merge_shares(std::integral_constant<int, T::kSums>{}, block, keep_values);
+      SoftmaxState merged;
+      for (int w = 0; w < T::kConsumerWarps; ++w) merged.raise(states[w][warp].x);
+      float factors[T::kConsumerWarps];
+#pragma unroll
+      for (int w = 0; w < T::kConsumerWarps; ++w) {
+        const float log_units = shared.mass_units[odd][w][warp];
+        factors[w] = log_units < decode::CentroidMasses<T>::kNoUnit ? ptx::ex2(-log_units - merged.max) : 0.0f;
+      }
+      wait_for_consumers();  // all have read their shares
+      float* masses = share_of(1);
+      merge_masses<T>(shared, p.cache.code_v.num_centroids, warp, factors, lane, masses);
+      wait_for_consumers();
+      const int channel = 32 * warp + lane;
+      const float4 sums = sum_of_centroids<T>(
+          p.cache.code_v, shared.partial_ids[buffer].work_tile % p.cache.num_kv_heads, channel, masses);
+      const float of_rows[] = {sums.x, sums.y, sums.z, sums.w};
+#pragma unroll
+      for (int row = 0; row < T::kHeads; ++row)
+        partial.value[row][channel] = of_rows[row] + share_of(0)[row * T::kSums + (channel ^ swizzle(row))];
+    } else if constexpr (!T::kLinear) {
       merge_shares(std::integral_constant<int, T::kSums>{}, block, store_values);
     } else {
       // Each thread has four channels of one row: it sums up bits of the merged share.
       const ValueTaps taps(p.cache.rotation_v, shared.partial_ids[buffer].work_tile % p.cache.num_kv_heads, lane);
-      merge_shares(std::integral_constant<int, T::kSums>{}, block, [&](int row, int quad, const float4& values) {
-        *reinterpret_cast<float4*>(share_of(0) + row * T::kSums + ((4 * quad) ^ swizzle(row))) = values;
-      });
+      merge_shares(std::integral_constant<int, T::kSums>{}, block, keep_values);
       wait_for_consumers();
       taps.add(share_of(0) + warp * T::kSums, swizzle(warp), exact_values);
       store_values(warp, lane, exact_values);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/plan/kernel_limits.h>
 #include <kvq/runtime/kernels/common/side_traits.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 
@@ -24,6 +25,13 @@ struct DecodeTraits {
   static_assert(VSide::kHeadDim == kHeadDim && VSide::kExact == kExact);
   static_assert(KSide::kSegments ? kBitTiles : KSide::kLinear == kLinear && KSide::kTable == kTable,
                 "keys of mixed widths go with values in bit tiles, other keys with values of their kind");
+
+  // Rows with centroids (centroids.cuh).
+  static constexpr bool kKeyCentroids = KSide::kIndexBytes > 0, kValueCentroids = VSide::kIndexBytes > 0;
+  static constexpr bool kCentroids = kKeyCentroids || kValueCentroids;
+  static_assert(KSide::kIndexBytes <= 1 && VSide::kIndexBytes <= 1);
+  static_assert(!kCentroids || (kRowsArg == 4 && kHeadDim == 128 && !kExact && !kBitTiles),
+                "rows with centroids have a kernel for codes of head_dim 128 and four rows");
 
   static constexpr int kConsumerWarps = 4, kConsumerThreads = 32 * kConsumerWarps;
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
@@ -83,7 +91,7 @@ struct DecodeTraits {
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   /// A stage has room for a warp's sums, too (share.cuh).
   static constexpr int kStageBytes = std::max({kCodedBytes, 2 * kExactBytes, kLinear ? 4 * kHeads* kSums : 0});
-  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear, kWide);
+  static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear, kWide, kCentroids);
   static constexpr int kRegisters = kPolicy.registers;
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
   static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
@@ -130,8 +138,14 @@ struct DecodeTraits {
     std::uint16_t planes[kMostDerivedWords][4];
     std::uint32_t active;
   };
+  struct NoCentroidScores {};
+  struct CentroidScores {
+    /// Of the queries with each centroid, in multiples of `score_scale`.
+    float centroid_scores[kMostTunedCentroids][kHeads];
+  };
   struct alignas(16) Operand
-      : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>> {
+      : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>>,
+        std::conditional_t<kKeyCentroids, CentroidScores, NoCentroidScores> {
     /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
     /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time; of keys of mixed
     /// widths for each scale.
@@ -167,7 +181,13 @@ struct DecodeTraits {
   struct ExactSums {
     float2 exact_sums[kConsumerWarps][kChannelBlocks + 1][32];  ///< of each lane (FourRowsExact)
   };
-  struct DecodeShared : std::conditional_t<kBitTiles, ExactSums, NoExactSums> {
+  struct NoMasses {};
+  struct Masses {
+    unsigned masses[kConsumerWarps][kMostTunedCentroids][kHeads];  ///< CentroidMasses of each consumer warp
+    float mass_units[2][kConsumerWarps][kHeads];  ///< of each row in a consumer warp's share, as `states`
+  };
+  struct DecodeShared : std::conditional_t<kBitTiles, ExactSums, NoExactSums>,
+                        std::conditional_t<kValueCentroids, Masses, NoMasses> {
     alignas(128) unsigned char stages[kStages][kStageBytes];
     alignas(128) Operand operands[kQueryBuffers];
     float2 states[2][kConsumerWarps][kHeads];  ///< softmax state of each row in a consumer warp's share (store_share)

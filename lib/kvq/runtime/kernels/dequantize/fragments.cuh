@@ -7,6 +7,8 @@
 #include <kvq/runtime/kernels/dequantize/page_tile.cuh>
 #include <kvq/runtime/kernels/dequantize/traits.cuh>
 
+#include <type_traits>
+
 /// From stored bytes to operands of mma.sync. A warp reads 16 tokens of one head and side as the fp16 operand of
 /// products of 16 tokens by 16 channels (a step). Codes are small integers, hence exact in fp16; exact (bfloat16) rows
 /// are exact, too, once a power of two is divided out of each row. Scales and minima are applied behind the product.
@@ -15,9 +17,16 @@
 /// that each lane loads its own codes.
 namespace kvq::dequantize {
 
+/// The indices of the centroids of a lane's tokens; negative: a row without one.
+template <int kTiles>
+struct FragmentCentroids {
+  int centroid[kTiles][2];
+};
+struct NoFragmentCentroids {};
+
 /// The part of tiles of 16 tokens that lane 4 g + t holds: tokens g and g + 8 of each.
 template <typename Side, int kTiles>
-struct Fragments {
+struct Fragments : std::conditional_t<(Side::kIndexBytes > 0), FragmentCentroids<kTiles>, NoFragmentCentroids> {
   unsigned a[kTiles][Steps<Side>::kCount][4];
   float scale[kTiles][2][Steps<Side>::kGroups], minimum[kTiles][2][Steps<Side>::kGroups];  ///< of the two tokens
 };
@@ -93,6 +102,17 @@ __device__ __forceinline__ void read_coded(const std::byte* tile, bool value, in
   }
 }
 
+/// Reads the index of tile `n`'s token that is row r of this lane's two. One that is too large counts as the last one.
+template <typename Side, int kTiles>
+__device__ __forceinline__ void read_index(const RowCode& code, const std::byte* tile, int r, int lane,
+                                           Fragments<Side, kTiles>& f, int n) {
+  if constexpr (Side::kIndexBytes > 0) {
+    static_assert(Side::kIndexBytes == 1);
+    const auto* at = reinterpret_cast<const unsigned char*>(tile + index_offset(Side::side(), lane / 4 + 8 * r));
+    f.centroid[n][r] = min(static_cast<int>(__ldg(at)), code.num_centroids - 1);
+  }
+}
+
 /// Reads one row of an exact (bfloat16) tile as row r of this lane's two. The four lanes of the row call it together.
 /// @param tile  the 16 tokens of the row's head and side; values have the channel order of coded tiles
 template <typename Side>
@@ -148,6 +168,7 @@ __device__ __forceinline__ void fill_tile(Fragments<Side, kTiles>& f, int n, flo
   for (int group = 0; group < Steps<Side>::kGroups; ++group)
 #pragma unroll
     for (int r = 0; r < 2; ++r) f.scale[n][r][group] = f.minimum[n][r][group] = scale;
+  if constexpr (Side::kIndexBytes > 0) f.centroid[n][0] = f.centroid[n][1] = -1;
 }
 
 /// Reads those of the tokens first .. first + 15 of a sequence that lie in [begin, end), from pages or windows; the
@@ -176,6 +197,7 @@ __device__ __forceinline__ void read_mixed(const PagedCacheView& cache, const Se
     } else if (coded.contains(position)) {
       if constexpr (Side::kExact)
         if (page) read_exact<Side>(page, position % kTileTokens, value, r, lane, f);
+      if (page) read_index(value ? cache.code_v : cache.code_k, page, r, lane, f, 0);
     } else {
       int row;
       const std::byte* tile = exact_tiles(cache, position < tokens.sink_end, sequence, head, position, row) +

@@ -11,7 +11,8 @@
 /// is codes (fragments.cuh), small integers, so only the matrix is rounded, to fp16. The error is a quarter of the
 /// error of rounding the result to bfloat16, and zero without a dense rotation.
 ///
-///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus center
+///   x = sum over groups of  scale (codes . matrix) + minimum (sum of the matrix's rows)     times sign, plus center,
+///                                                                                           plus the row's centroid
 ///
 /// A block takes one head and side and keeps the matrix in shared memory, as the tensor cores' operand; its warps take
 /// tokens, 16 or 32 at a time. Columns are ordered so that a lane gets eight neighboring channels of a row: 16 bytes.
@@ -111,9 +112,10 @@ __device__ __forceinline__ void prepare(typename T::Shared& shared, const PagedC
 }
 
 /// The rows of `f` times 32 columns of the matrix. @param rows  [tile][token g, g + 8]
+/// @param centroids  of the head, from the block's first column on
 template <typename T, typename Side, int kTiles>
 __device__ __forceinline__ void multiply(const typename T::Shared& shared, const Fragments<Side, kTiles>& f, bool value,
-                                         int four, int lane, uint4 (&rows)[kTiles][2]) {
+                                         const float* centroids, int four, int lane, uint4 (&rows)[kTiles][2]) {
   constexpr int kGroups = Steps<Side>::kGroups;
   const int t = lane % 4;
   float x[kTiles][2][8] = {};
@@ -142,10 +144,19 @@ __device__ __forceinline__ void multiply(const typename T::Shared& shared, const
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float(&y)[8] = x[tile][r];
-      rows[tile][r] = make_uint4(Two::pack_saturated(fmaf(y[0], f0.x, c0.x), fmaf(y[1], f0.y, c0.y)),
-                                 Two::pack_saturated(fmaf(y[2], f0.z, c0.z), fmaf(y[3], f0.w, c0.w)),
-                                 Two::pack_saturated(fmaf(y[4], f1.x, c1.x), fmaf(y[5], f1.y, c1.y)),
-                                 Two::pack_saturated(fmaf(y[6], f1.z, c1.z), fmaf(y[7], f1.w, c1.w)));
+      float4 o0 = c0, o1 = c1;
+      if constexpr (Side::kIndexBytes > 0) {
+        if (const int index = f.centroid[tile][r]; index >= 0) {
+          const auto* at = reinterpret_cast<const float4*>(centroids + index * T::kHeadDim + 32 * four + 8 * t);
+          const float4 low = __ldg(at), high = __ldg(at + 1);
+          o0.x += low.x, o0.y += low.y, o0.z += low.z, o0.w += low.w;
+          o1.x += high.x, o1.y += high.y, o1.z += high.z, o1.w += high.w;
+        }
+      }
+      rows[tile][r] = make_uint4(Two::pack_saturated(fmaf(y[0], f0.x, o0.x), fmaf(y[1], f0.y, o0.y)),
+                                 Two::pack_saturated(fmaf(y[2], f0.z, o0.z), fmaf(y[3], f0.w, o0.w)),
+                                 Two::pack_saturated(fmaf(y[4], f1.x, o1.x), fmaf(y[5], f1.y, o1.y)),
+                                 Two::pack_saturated(fmaf(y[6], f1.z, o1.z), fmaf(y[7], f1.w, o1.w)));
     }
 }
 
@@ -156,6 +167,11 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
   const PagedCacheView& cache = destination.cache();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   prepare<T, Side>(shared, cache, value, head, first_column);
+  [[maybe_unused]] const RowCode& code = value ? cache.code_v : cache.code_k;
+  const float* centroids = nullptr;
+  if constexpr (Side::kIndexBytes > 0)
+    centroids =
+        code.centroids + std::int64_t{code.per_head ? head : 0} * code.num_centroids * T::kHeadDim + first_column;
   // The common case: all tokens of the warp tile are coded.
   const auto whole = [&](const auto& output, int sequence, int first) {
     Fragments<Side, T::kTiles> f;
@@ -163,15 +179,17 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
     for (int tile = 0; tile < T::kTiles; ++tile) {
       const std::byte* page = page_tile(cache, page_layout<typename T::KSide, typename T::VSide>(cache), sequence, head,
                                         value, first + tile * kTileTokens);
-      if (page)
+      if (page) {
         read_coded<Side>(page, value, lane, f, tile);
-      else
+        for (int r = 0; r < 2; ++r) read_index(code, page, r, lane, f, tile);
+      } else {
         fill_tile(f, tile, kNaN);
+      }
     }
 #pragma unroll 1
     for (int four = 0; four < T::kFours; ++four) {
       uint4 rows[T::kTiles][2];
-      multiply<T, Side>(shared, f, value, four, lane, rows);
+      multiply<T, Side>(shared, f, value, centroids, four, lane, rows);
 #pragma unroll
       for (int tile = 0; tile < T::kTiles; ++tile)
 #pragma unroll
@@ -187,7 +205,7 @@ __device__ __forceinline__ void dequantize_side(typename T::Shared& shared, cons
 #pragma unroll 1
     for (int four = 0; four < T::kFours; ++four) {
       uint4 rows[1][2];
-      multiply<T, Side>(shared, f, value, four, lane, rows);
+      multiply<T, Side>(shared, f, value, centroids, four, lane, rows);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int position = first + lane / 4 + 8 * r;
