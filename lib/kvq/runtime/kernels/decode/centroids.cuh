@@ -84,9 +84,9 @@ __device__ __forceinline__ void add_centroid_scores(const unsigned char* keys, c
 // ---- 2. Values ---------------------------------------------------------------------------------------------------
 
 /// A consumer warp's masses, in shared memory: integers, because shared memory adds integers without a loop. A mass is
-/// an integer times a unit, the power of two 2^-(log_units + reference) of the weights' exponentials. The unit grows
-/// with the sum of all weights of the row, so that the integers stay below 2^32, and is 2^-24 of that sum to 2^-31.
-/// Whether a weight is rounded up or down depends on its token's place, so that errors of many small weights cancel.
+/// its integer times the unit 2^-(log_units + reference); the weights are relative to the same reference. When the sum
+/// of a row's weights has grown, enlarge_unit() makes the unit about 2^-24 of that sum, so no integer reaches 2^32.
+/// Whether a weight is rounded up or down depends on its token's place, so errors of many small weights cancel.
 /// Lane 4 g + t has row t.
 template <typename T>
 struct CentroidMasses {
