@@ -15,8 +15,10 @@ def tuned_kernels(tests: bool = False) -> dict[str, list[dict]]:
         for activation in row["activations"]:
             heads = [n for n in row["heads"] if not tests or f"h{n}_{activation}" in row.get("tests", [])]
             kernels["decode"] += [{**sides, "heads": n, "activation": activation} for n in heads]
-            if heads and "verbs" not in row:
+            verbs = row.get("verbs", list(kernels)) if heads else []
+            if "quantize_write" in verbs:
                 kernels["quantize_write"].append({**sides, "activation": activation})
+            if "dequantize" in verbs:
                 kernels["dequantize"].append({**sides, "activation": activation})
                 attention = {"head_dim": row["head_dim"], "activation": activation}
                 if row["head_dim"] in table["attention_head_dims"] and attention not in kernels["prefill"]:

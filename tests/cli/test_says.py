@@ -32,7 +32,10 @@ METHODS = {
     "exact": ("--bits-v", 16),
 }
 MIXED = {"block-gtq", "kvq"}  # rows of packing.md are padded otherwise than those of pages
-TUNED = {"oscar", "residual", "tuned", "symmetric", "saw-int4", "balanced", "diagonal", "plain", "block-gtq", "tq-mse"}
+TUNED = {
+    *("oscar", "residual", "tuned", "symmetric", "saw-int4", "kmeans", "balanced", "diagonal", "plain"),
+    *("block-gtq", "tq-mse"),
+}
 SEVERAL = {"kvq"}  # layers have formats of their own; tuned kernels decode them
 VERBS = ("decode", "quantize_write", "dequantize", "prefill")
 
@@ -198,9 +201,9 @@ def side_name(plan: dict) -> str:
         return "bf16"
     letter = {"affine": "u", "symmetric": "s"}[plan["coder"]]
     zero = "z" if plan["coder"] == "affine" and plan["zero"] == "integer" else ""
-    return (
-        f"{letter}{plan['bits']}g{plan['group_size']}{zero}{ {'bf16': 'b', 'fp32': 'f'}.get(plan['scale_type'], '') }"
-    )
+    index = "" if "centroids" not in plan else "i1" if plan["centroids"]["count"] <= 256 else "i2"
+    number = {"bf16": "b", "fp32": "f"}.get(plan["scale_type"], "")
+    return f"{letter}{plan['bits']}g{plan['group_size']}{zero}{number}{index}"
 
 
 def expected_kernel(variants: dict, verb: str, k: str, v: str, activation: str) -> str:
@@ -229,6 +232,8 @@ FORMATS = [
     ("--bits", 4, "--group-size", 128, "--scale-type", "fp32"),
     ("--bits", 3, "--group-size", 64, "--zero", "integer", "--scale-type", "fp32"),
     ("--coder", "symmetric", "--bits", 3, "--group-size", 128, "--scale-type", "bf16"),
+    ("--bits", 4, "--group-size", 128, "--kmeans", 4),
+    ("--bits", 4, "--group-size", 128, "--kmeans-v", 4),
 ]
 
 

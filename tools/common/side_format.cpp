@@ -33,8 +33,8 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
       (part[1] == "s" && part[4].length() > 0))
     throw Error{
         ErrorKind::usage,
-        fmt::format("{}: expected bf16; or u or s, 2, 3 or 4 bits, a group size and perhaps z (zero points, of u), b "
-                    "or f, i1, such as u2g128; or bit tiles, such as w8n1, w12n1t3, w12n3c; found \"{}\"",
+        fmt::format("{}: expected bf16; or u or s, 2 to 4 bits, a group size and perhaps z (zero points, of u), b or "
+                    "f, i1: u2g128, u4g128i1; or bit tiles: w8n1, w12n1t3, w12n3c; found \"{}\"",
                     flag, text)};
   const TileSide side{
       .head_dim = head_dim,
