@@ -133,11 +133,15 @@ inline Status check_cache_view(const char* verb, const PagedCacheView& c, const 
 inline Status check_centroids(const char* verb, const PagedCacheView& c, const TileSide& k, const TileSide& v) {
   for (const bool value : {false, true}) {
     const RowCode& code = value ? c.code_v : c.code_k;
-    if ((value ? v : k).index_bytes > 0 &&
-        (!code.rotated_centroids || !aligned_to_16(code.rotated_centroids) || code.num_centroids < 1))
+    const int index_bytes = (value ? v : k).index_bytes, most = 1 << (8 * index_bytes);
+    if (index_bytes == 0) continue;
+    if (!code.rotated_centroids || !aligned_to_16(code.rotated_centroids))
       return Status::fail(StatusCode::invalid_argument,
                           "%s: %s: rows with centroids need `rotated_centroids`, aligned to 16 bytes", verb,
                           value ? "v" : "k");
+    if (code.num_centroids < 1 || code.num_centroids > most)
+      return Status::fail(StatusCode::invalid_argument, "%s: %s: %d centroids, expected 1 to %d", verb,
+                          value ? "v" : "k", code.num_centroids, most);
   }
   return {};
 }

@@ -1,3 +1,4 @@
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 
 #include <catch2/catch.hpp>
@@ -119,4 +120,22 @@ TEST_CASE("Parameters that cannot be are refused by name", "[runtime]") {
   CHECK_THAT(refusal([](DecodeParams& p) { p.cache.sink_layout.rows = 48; }),
              Contains("48 rows of sinks do not hold 64"));
   CHECK_THAT(refusal([](DecodeParams& p) { p.cache.ring_layout.rows = 264; }), Contains("264 rows of rings"));
+}
+
+TEST_CASE("Centroids that an index cannot count, or that are not there, are refused", "[runtime]") {
+  alignas(16) const float centroids[4] = {};
+  const TileSide plain{128, 4, 128, 2}, indexed{.head_dim = 128, .bits = 4, .index_bytes = 1};
+  PagedCacheView cache;
+  CHECK(check_centroids("decode", cache, plain, plain).ok());
+  const auto refusal = [&](const float* rotated, int count) {
+    cache.code_v.rotated_centroids = rotated, cache.code_v.num_centroids = count;
+    return std::string(check_centroids("decode", cache, plain, indexed).message());
+  };
+  CHECK(refusal(centroids, 1) == "");
+  CHECK(refusal(centroids, 256) == "");
+  CHECK(refusal(centroids, 0) == "decode: v: 0 centroids, expected 1 to 256");
+  CHECK(refusal(centroids, 257) == "decode: v: 257 centroids, expected 1 to 256");
+  for (const float* at : {static_cast<const float*>(nullptr), centroids + 1})
+    CHECK_THAT(refusal(at, 1),
+               Catch::Matchers::Contains("v: rows with centroids need `rotated_centroids`, aligned to 16 bytes"));
 }

@@ -92,7 +92,7 @@ template <typename T>
 struct CentroidMasses {
   static constexpr float kNoUnit = -kMinusInf;
   unsigned (*masses)[T::kHeads];  ///< [kMostTunedCentroids]
-  float log_units;                ///< kNoUnit: no weight was added yet
+  float log_units;                ///< of the unit, see above; kNoUnit: no weight was added yet
 
   /// Clears the warp's masses. All lanes of a warp call it.
   __device__ __forceinline__ void open(unsigned (*of_warp)[T::kHeads], int lane) {

@@ -184,7 +184,7 @@ struct DecodeTraits {
   struct NoMasses {};
   struct Masses {
     unsigned masses[kConsumerWarps][kMostTunedCentroids][kHeads];  ///< CentroidMasses of each consumer warp
-    float mass_units[2][kConsumerWarps][kHeads];  ///< of each row in a consumer warp's share, as `states`
+    float mass_units[2][kConsumerWarps][kHeads];  ///< CentroidMasses::log_units of each share, in turn as `states`
   };
   struct DecodeShared : std::conditional_t<kBitTiles, ExactSums, NoExactSums>,
                         std::conditional_t<kValueCentroids, Masses, NoMasses> {
