@@ -3,6 +3,8 @@
 #include "support/random_data.h"
 #include "support/row_plans.h"
 
+#include <kvq/plan/table_rows.h>
+
 #include <catch2/catch.hpp>
 
 #include <algorithm>
@@ -16,6 +18,16 @@ using namespace kvq::test;
 namespace {
 
 constexpr int kHeads = 2;
+
+/// Makes the codebook of a width one of levels. @param odd  symmetric about 0
+void make_levels(std::vector<float>& table, bool odd) {
+  if (odd) {
+    for (float& x : table) x = std::abs(x);
+    std::sort(table.begin(), table.end());
+    for (std::size_t i = 0, n = table.size(); i < n / 2; ++i) table[i] = -table[n - 1 - i];
+  }
+  table = level_grid(std::vector<double>(table.begin(), table.end()));
+}
 
 /// A dense map of each head that is not its own transpose: a reflection, then a shift of channels.
 void add_rotation(TensorPlan& plan, int dim, unsigned seed) {
@@ -378,15 +390,15 @@ TEST_CASE("Codebook codes by their tuned kernel", "[runtime][gpu][emulated]") {
       plan = plain_plan(3, bits, 128, ScaleType::fp16);
       auto& coder = std::get<CodebookCoder>(plan.coder);
       std::vector<float>& table = coder.tables.at(bits);
-      for (float& x : table) x = std::abs(x);
-      std::sort(table.begin(), table.end());
-      for (std::size_t i = 0, n = table.size(); i < n / 2; ++i) table[i] = -table[n - 1 - i];
+      make_levels(table, true);
       if (value)
         for (float& x : table) x *= 0.75f;
       if (rotation == 2) {
         plan.rotation.scope = Scope::kv_head, coder.per_head = true;
-        const std::vector<float> first = table;
-        for (const float x : first) table.push_back(x * std::abs(x));
+        std::vector<float> other = table;
+        for (float& x : other) x *= std::abs(x);
+        make_levels(other, true);
+        table.insert(table.end(), other.begin(), other.end());
         add_hadamard(plan, 128, 1811);
       }
       if (rotation == 1) add_rotation(plan, 128, 1812);
@@ -406,13 +418,8 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
   const int bits = GENERATE(2, 3);
   for (int rotation = 0; rotation < 3; ++rotation) {
     CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {90, 1, 0, 40, 5}, .tuned = true};
-    const auto make_odd = [](std::vector<float>& table) {
-      for (float& x : table) x = std::abs(x);
-      std::sort(table.begin(), table.end());
-      for (std::size_t i = 0, n = table.size(); i < n / 2; ++i) table[i] = -table[n - 1 - i];
-    };
     c.v = plain_plan(3, bits, 128, ScaleType::fp16);
-    make_odd(std::get<CodebookCoder>(c.v.coder).tables.at(bits));
+    make_levels(std::get<CodebookCoder>(c.v.coder).tables.at(bits), true);
     // Head 0: 20, 88 and 20 channels of one bit more than the mean, of the mean and of one bit less. Head 1: the mean
     // for all.
     const auto mean = static_cast<std::uint8_t>(bits);
@@ -420,7 +427,8 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
     widths.resize(108, mean), widths.resize(128, static_cast<std::uint8_t>(bits - 1));
     widths.resize(256, mean);
     c.k = mixed_plan(widths, 128, 1, ScaleType::fp16, 1830);
-    for (auto& [width, table] : std::get<CodebookCoder>(c.k.coder).tables) make_odd(table);
+    // Levels of keys need not be symmetric.
+    for (auto& [width, table] : std::get<CodebookCoder>(c.k.coder).tables) make_levels(table, rotation != 1);
     if (rotation == 1) add_rotation(c.k, 128, 1831), add_rotation(c.v, 128, 1832);
     if (rotation == 2) add_hadamard(c.k, 128, 1833), add_center(c.v, 128, 1834);
     if (rotation > 0) c.sink_tokens = 3, c.recent_tokens = 11;

@@ -12,6 +12,7 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -164,10 +165,12 @@ const float* make_linear(Arena& arena, const DecodeCase& c, const TileSide& side
 /// A codebook of random numbers that is symmetric about 0.
 std::vector<float> odd_table(int bits, std::mt19937& random) {
   const int half = 1 << (bits - 1);
-  std::normal_distribution<float> normal;
-  std::vector<float> upper(static_cast<std::size_t>(half)), table;
-  for (float& x : upper) x = 0.01f + std::abs(normal(random));
-  std::sort(upper.begin(), upper.end());
+  // Different levels, of all signs of their lowest bits, times a step that is no power of two.
+  std::set<int> levels;
+  while (static_cast<int>(levels.size()) < half) levels.insert(1 + static_cast<int>(random() % kMostLevel));
+  const float step = 0.01f + 1e-4f * static_cast<float>(random() % 100);
+  std::vector<float> upper, table;
+  for (const int level : levels) upper.push_back(step * static_cast<float>(level));
   for (auto x = upper.rbegin(); x != upper.rend(); ++x) table.push_back(-*x);
   table.insert(table.end(), upper.begin(), upper.end());
   return table;
@@ -203,7 +206,7 @@ const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& si
   if (rows.programs.empty()) throw std::logic_error("the plan has no rows of segments");
   code.programs = bases.programs = arena.put(rows.programs);
   code.program_taps = {arena.put(rows.weights), arena.put(rows.sources), 1};
-  const auto bits = static_cast<std::size_t>(32 * segment_words(side.row_words));
+  const auto bits = static_cast<std::size_t>(kMostUnitChannels);
   std::vector<float> all(static_cast<std::size_t>(c.num_kv_heads) * dim * bits);
   for (std::size_t i = 0; i < rows.weights.size(); ++i)
     all[(i / bits * dim + rows.sources[i]) * bits + i % bits] += rows.weights[i];
@@ -213,9 +216,12 @@ const float* make_segments(Arena& arena, const DecodeCase& c, const TileSide& si
 /// Codebook codes: a codebook of random numbers for each head, symmetric about 0, and its odd sets as a basis.
 const float* make_tables(Arena& arena, const DecodeCase& c, const TileSide& side, RowCode& code, std::mt19937& random) {
   const int bits = side.table_bits, words = plain::linear_bits(side) / 32;
+  std::vector<LevelTable> levels;
   std::vector<float> weights, bases(static_cast<std::size_t>(c.num_kv_heads * side.head_dim * 32 * words));
   for (int head = 0; head < c.num_kv_heads; ++head) {
-    for (const double weight : odd_weights(odd_table(bits, random))) weights.push_back(static_cast<float>(weight));
+    const std::vector<float> table = odd_table(bits, random);
+    levels.push_back(level_table(table).value());
+    for (const double weight : odd_weights(table)) weights.push_back(static_cast<float>(weight));
     for (int w = 0; w < words; ++w)
       for (int i = 0; i < 32; ++i) {
         const TableWord word = table_word(bits, w);
@@ -224,7 +230,7 @@ const float* make_tables(Arena& arena, const DecodeCase& c, const TileSide& side
             weights[static_cast<std::size_t>(head * odd_sets(bits) + word.set)];
       }
   }
-  code.weights = arena.put(weights);
+  code.weights = arena.put(weights), code.levels = arena.put(levels);
   return arena.put(bases);
 }
 

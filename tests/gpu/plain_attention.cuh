@@ -136,11 +136,13 @@ __device__ void round_query(Float* row, int dim, Float most) {
 }
 
 constexpr int kMostRowBits = 1024;
+constexpr float kQuery = 32512;       ///< largest integer of a query: 127 * 256
 constexpr float kLinearQuery = 8191;  ///< largest integer of a query for linear rows, of DecodeTraits::kPlanes bits
 
-/// Numbers that a row of a side in bit tiles is linear in: its bits, or of codebook codes x of all odd sets.
+/// Numbers that a row of a side in bit tiles is linear in: its bits, of codebook codes x of all odd sets, of segments
+/// the levels of the channels of all units.
 __host__ __device__ inline int linear_bits(const TileSide& side) {
-  if (side.segments) return 32 * segment_words(side.row_words);
+  if (side.segments) return kMostUnitChannels;
   return 32 * (side.table_bits > 0 ? table_words(side.table_bits) : side.row_words);
 }
 
@@ -162,7 +164,7 @@ __device__ void query_of_bits(const Float* row, Float* scratch, const float* bas
   }
   __syncthreads();
 }
-/// Number x of linear_bits() of a row, +1/2 or -1/2.
+/// Number x of linear_bits() of a row: +1/2 or -1/2, or a level.
 template <typename Float>
 __device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* tile, int token, int x,
                          const SegmentProgram* program = nullptr) {
@@ -172,11 +174,15 @@ __device__ Float row_bit(const TileSide& side, bool is_value, const std::byte* t
     return static_cast<int>(tile[offset]) >> bit % 8 & 1;
   };
   int bit = 0;
-  if (const int derived = x / 32 - side.row_words; side.segments && derived >= 0) {
-    for (int i = 0; i < 3; ++i)
-      if (const int of_plane = program->planes[derived][i] + x % 32; of_plane < 32 * side.row_words)
-        bit ^= stored(of_plane);
-  } else if (side.table_bits > 0) {
+  if (side.segments) {
+    const SegmentUnit& unit = program->units[x / kUnitChannels];
+    const int channel = x % kUnitChannels;
+    if (x / kUnitChannels >= program->num_units || channel >= unit.channels) return 0;
+    int code = 0;
+    for (int i = 0; i < unit.bits; ++i) code |= stored(unit.first_bit + i * unit.channels + channel) << i;
+    return static_cast<Float>(static_cast<std::int8_t>(unit.levels[code / 4] >> 8 * (code % 4)));
+  }
+  if (side.table_bits > 0) {
     const BitSegment all{side.table_bits, 0, side.head_dim, 0};
     const TableWord word = table_word(side.table_bits, x / 32);
     for (int i = 0; i < side.table_bits; ++i)
@@ -272,8 +278,9 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
   __shared__ Float bits_of_query[kMostRowBits], sums_of_bits[kMostRowBits];
   const bool linear = layout.k.is_bits();
   if (linear) query_of_bits(row, bits_of_query, bases.k, head, layout.k);
-  if (std::is_same_v<Float, float> && linear) round_query(bits_of_query, linear_bits(layout.k), Float(kLinearQuery));
-  if (std::is_same_v<Float, float> && !linear && !layout.k.exact()) round_query(row, dim, Float(32512));
+  if (std::is_same_v<Float, float> && linear)
+    round_query(bits_of_query, linear_bits(layout.k), Float(layout.k.segments ? kQuery : kLinearQuery));
+  if (std::is_same_v<Float, float> && !linear && !layout.k.exact()) round_query(row, dim, Float(kQuery));
   Float* mine = scores + (static_cast<std::int64_t>(token) * p.num_q_heads + query_head) * max_length;
   bool any = false;
   for (int t = 0; t < length; ++t) any = any || plain_sees(p, token, of, t);
@@ -288,7 +295,7 @@ __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases
       for (int number = 0; number < layout.k.numbers; ++number) {
         Float of_number = 0;  // of the bits that the scale belongs to
         for (int x = 0; x < linear_bits(layout.k); ++x)
-          if (!program || program->masks[number][x / 32] >> x % 32 & 1)
+          if (!program || program->units[x / kUnitChannels].scale == number)
             of_number += bits_of_query[x] * row_bit<Float>(layout.k, false, tile, t % kTileTokens, x, program);
         sum += of_number * number_of<Float>(layout.k, bfloat_k, tile, t % kTileTokens, 0, number);
       }

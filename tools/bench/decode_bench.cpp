@@ -56,6 +56,7 @@ RowCode code_of(Memory& memory, const DecodeCase& c, const TileSide& side, bool 
     code.program_taps = {memory.put(data.segments.weights), memory.put(data.segments.sources), 1};
   }
   code.heads = memory.put(data.heads), code.tables = memory.put(data.tables), code.weights = memory.put(data.weights);
+  code.levels = memory.put(data.levels);
   return code;
 }
 

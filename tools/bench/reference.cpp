@@ -6,6 +6,7 @@
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/core/error.h>
 #include <kvq/plan/kernel_limits.h>
+#include <kvq/plan/table_rows.h>
 
 #include <algorithm>
 #include <cmath>
@@ -31,12 +32,12 @@ namespace {
 /// distortion, table I).
 TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   const int bits = 32 * side.row_words / side.head_dim;
-  const std::vector<float> upper =
-      bits == 2   ? std::vector<float>{0.4528f, 1.510f}
-      : bits == 3 ? std::vector<float>{0.2451f, 0.7560f, 1.344f, 2.152f}
-                  : std::vector<float>{0.1284f, 0.3881f, 0.6568f, 0.9424f, 1.256f, 1.618f, 2.069f, 2.733f};
-  std::vector<float> table(upper.rbegin(), upper.rend());
-  for (float& x : table) x = -x;
+  const std::vector<double> upper = bits == 2 ? std::vector{0.4528, 1.510}
+                                    : bits == 3
+                                        ? std::vector{0.2451, 0.7560, 1.344, 2.152}
+                                        : std::vector{0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733};
+  std::vector<double> table(upper.rbegin(), upper.rend());
+  for (double& x : table) x = -x;
   table.insert(table.end(), upper.begin(), upper.end());
   TensorPlan plan;
   plan.coder = CodebookCoder{
@@ -44,7 +45,7 @@ TensorPlan table_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
       .group_size = side.head_dim,
       .rule = rule,
       .scale_type = number_type_of(side, bfloat),
-      .tables = {{bits, table}},
+      .tables = {{bits, level_grid(table)}},
   };
   return plan;
 }
@@ -73,11 +74,12 @@ TensorPlan segment_plan(const TileSide& side, bool bfloat, ScaleRule rule) {
   for (const auto& [width, channels] : segments) {
     widths.channel_bits.insert(widths.channel_bits.end(), static_cast<std::size_t>(channels),
                                static_cast<std::uint8_t>(width));
-    std::vector<float>& table = coder.tables[width];
+    std::vector<double> table;
     for (int c = 0; c < 1 << width; ++c) {
-      const float level = static_cast<float>(c) + 0.5f - std::ldexp(1.0f, width - 1);
-      table.push_back(gaussian_step(width) * level * (1.0f + 0.01f * std::abs(level)));
+      const double level = c + 0.5 - std::ldexp(1.0, width - 1);
+      table.push_back(static_cast<double>(gaussian_step(width)) * level * (1.0 + 0.01 * std::abs(level)));
     }
+    coder.tables[width] = level_grid(table);
   }
   TensorPlan plan;
   plan.coder = coder, plan.allocation = widths;

@@ -27,6 +27,14 @@ __device__ __forceinline__ u32 lop3_and_xor(u32 a, u32 b, u32 c) {
   return d;
 }
 
+/// Four bytes of b:a, byte 0 of `a` first: byte i is the one that bits 4 i .. 4 i + 2 of `selector` count. The bits 4 i
+/// + 3 must be 0.
+__device__ __forceinline__ u32 select_bytes(u32 a, u32 b, u32 selector) {
+  u32 bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));
+  return bytes;
+}
+
 /// c += a b; a [16, 32] unsigned bytes, b [32, 8] signed bytes.
 __device__ __forceinline__ void mma_m16n8k32_u8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -44,6 +52,13 @@ __device__ __forceinline__ void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u
 /// c += a b; a [16, 32] signed bytes, b [32, 8] unsigned bytes.
 __device__ __forceinline__ void mma_m16n8k32_s8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/// c += a b; a [16, 32] and b [32, 8] signed bytes.
+__device__ __forceinline__ void mma_m16n8k32_s8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

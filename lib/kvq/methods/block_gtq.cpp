@@ -55,11 +55,11 @@ bool is_decode_tuned(const LayerPlan& plan) {
 /// Target::runtime without a budget: if no tuned kernel decodes the layer, but one does with narrower widths of keys,
 /// takes keys of such widths.
 void narrow_keys(const LayerStats& stats, const Options& options, Backend& backend, LayerPlan& plan) {
-  if (!plan.k.allocation || options.max_bits <= kMostSegmentBits || options.min_bits > kMostSegmentBits ||
-      options.k.bits > kMostSegmentBits || is_decode_tuned(plan))
+  if (!plan.k.allocation || options.max_bits <= kMostLevelBits || options.min_bits > kMostLevelBits ||
+      options.k.bits > kMostLevelBits || is_decode_tuned(plan))
     return;
   LayerPlan narrow = plan;
-  narrow.k = gtq_side(stats, options, Side::k, backend, kMostSegmentBits);
+  narrow.k = gtq_side(stats, options, Side::k, backend, kMostLevelBits);
   if (is_decode_tuned(narrow)) plan = std::move(narrow);
 }
 

@@ -1,5 +1,6 @@
 #include <kvq/core/error.h>
 #include <kvq/methods/make_coder.h>
+#include <kvq/plan/table_rows.h>
 #include <kvq/solve/sphere_codebook.h>
 #include <kvq/solve/trellis_tables.h>
 
@@ -10,9 +11,8 @@ namespace kvq {
 
 namespace {
 
-std::vector<float> as_floats(const ScalarCodebook& codebook) {
-  return {codebook.entries.begin(), codebook.entries.end()};
-}
+/// The codebook that is stored: kernels look up its levels.
+std::vector<float> stored_table(const ScalarCodebook& codebook) { return level_grid(codebook.entries); }
 
 CodebookCoder codebook_coder(const SideOptions& side, int bits, int group_size) {
   return {
@@ -80,9 +80,9 @@ bool ascends(const std::vector<float>& table) {
 
 std::vector<float> table_for(const Run& run, bool fitted, const std::vector<RotatedData>& heads, Backend& backend) {
   const ScalarCodebook& sphere = sphere_codebook(run.width, run.group);
-  if (!fitted) return as_floats(sphere);
-  std::vector<float> table = as_floats(fit_codebook(backend.sorted(normalised(heads, run)), sphere));
-  return ascends(table) ? table : as_floats(sphere);
+  if (!fitted) return stored_table(sphere);
+  std::vector<float> table = stored_table(fit_codebook(backend.sorted(normalised(heads, run)), sphere));
+  return ascends(table) ? table : stored_table(sphere);
 }
 
 /// The shortest run of a width in any head that is long enough for a trellis; `dim` if there is none.
@@ -182,7 +182,7 @@ Coder make_coder(const Options& options, Side which, int group) {
       };
     case CoderKind::codebook: {
       CodebookCoder coder = codebook_coder(side, bits, group);
-      coder.tables[bits] = as_floats(sphere_codebook(bits, group));
+      coder.tables[bits] = stored_table(sphere_codebook(bits, group));
       return coder;
     }
     case CoderKind::trellis: break;

@@ -9,15 +9,14 @@
 namespace kvq {
 
 /// Whether rows of keys have mixed widths and codebook codes that tuned kernels read: head_dim 128, rows of 8 or 12
-/// words with up to kMostSegments segments and derived_words() derived words, codebooks that are symmetric about 0 of
-/// up to 4 bits, or of levels at equal distances.
+/// words with up to kMostSegments segments, codebooks of up to kMostLevelBits bits with a level_table().
 bool has_segment_rows(const TensorPlan& plan, int dim);
 
 /// What kernels know of such rows.
 struct SegmentRows {
   std::vector<SegmentProgram> programs = {};  ///< [num_kv_heads]
-  /// [num_kv_heads, 32 segment_words()] of each bit of a product: what it adds to the channel `sources`; 0 for bits of
-  /// no channel. Gains are in it.
+  /// [num_kv_heads, kMostUnitChannels] of each channel of a unit: the step of its levels times the segment's gain, by
+  /// which the query's channel `sources` is multiplied; 0 behind the last channel.
   std::vector<float> weights = {};
   std::vector<std::uint16_t> sources = {};
 };

@@ -2,7 +2,12 @@
 
 #include <kvq/plan/page_layout.h>
 
-/// Products of bits of codebook codes, for tuned kernels. If a codebook of b bits is symmetric about 0, C[c] =
+#include <cstdint>
+
+/// Codebook codes in tuned kernels: keys of one width are multiplied as bits, values, and keys of mixed widths, are
+/// looked up (LevelTable).
+///
+/// Products of bits: If a codebook of b bits is symmetric about 0, C[c] =
 /// -C[2^b - 1 - c], each entry is a sum over the *odd sets* of its code's bits, those of one and of three bits:
 ///
 ///   C[c] = sum over odd sets S of weight[S] x[S],   x[S] = +1/2 or -1/2: the exclusive or of the bits in S
@@ -22,6 +27,15 @@ KVQ_HD constexpr int odd_set(int bits, int i) {
   if (i < bits) return 1 << i;
   return bits == 3 ? 7 : 15 & ~(8 >> (i - bits));
 }
+
+constexpr int kMostLevelBits = 4, kMostLevel = 127;
+/// The entries of a codebook of up to kMostLevelBits bits as kernels look them up, in registers: each is `step` times a
+/// level, a signed integer of 8 bits.
+struct LevelTable {
+  std::uint32_t levels[4];  ///< byte c: the level of code c; 0 behind the last one
+  float step;
+  float unused[3];
+};
 
 /// Tiles of rows that are one group of codebook codes with one scale of two bytes.
 KVQ_HD constexpr TileSide codebook_tiles(int dim, int bits) {

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <variant>
 
 namespace kvq {
@@ -52,6 +54,56 @@ bool is_odd_table(std::span<const float> table) {
   return error <= kTolerance * largest;
 }
 
+std::optional<LevelTable> level_table(std::span<const float> table) {
+  constexpr double kTolerance = 0x1p-21;  // of the largest entry, as above
+  double largest = 0.0;
+  for (const float entry : table) largest = std::max(largest, std::abs(static_cast<double>(entry)));
+  if (table.size() > std::size_t{1} << kMostLevelBits || !(largest > 0.0)) return std::nullopt;
+  // The largest levels, because queries, times the step, become integers with one unit for all widths.
+  for (int most = kMostLevel; most >= 1; --most) {
+    const double step = largest / most;
+    LevelTable levels = {};
+    levels.step = static_cast<float>(step);
+    double error = 0.0;
+    for (std::size_t c = 0; c < table.size(); ++c) {
+      const double level = std::round(static_cast<double>(table[c]) / step);
+      error = std::max(error, std::abs(static_cast<double>(table[c]) - level * step));
+      const auto byte = static_cast<std::uint32_t>(static_cast<std::uint8_t>(static_cast<std::int8_t>(level)));
+      levels.levels[c / 4] |= byte << 8 * (c % 4);
+    }
+    if (error <= kTolerance * largest) return levels;
+  }
+  return std::nullopt;
+}
+
+std::vector<float> level_grid(std::span<const double> entries) {
+  std::vector<float> table(entries.begin(), entries.end());
+  double largest = 0.0;
+  for (const double entry : entries) largest = std::max(largest, std::abs(entry));
+  if (entries.size() > std::size_t{1} << kMostLevelBits || !(largest > 0.0)) return table;
+  double least = std::numeric_limits<double>::infinity();
+  for (int most = kMostLevel / 2 + 1; most <= kMostLevel; ++most) {
+    const auto level = [&](double entry) { return std::round(entry * most / largest); };
+    double products = 0.0, squares = 0.0, error = 0.0;
+    for (const double entry : entries) products += level(entry) * entry, squares += level(entry) * level(entry);
+    const double step = products / squares;
+    for (const double entry : entries) error += (entry - step * level(entry)) * (entry - step * level(entry));
+    if (error > least) continue;
+    least = error;
+    for (std::size_t c = 0; c < entries.size(); ++c) table[c] = static_cast<float>(step * level(entries[c]));
+  }
+  return table;
+}
+
+std::vector<LevelTable> level_tables(const TensorPlan& plan, int num_kv_heads, int dim) {
+  std::vector<LevelTable> all;
+  if (table_bits(plan, dim) == 0) return all;
+  const auto& coder = std::get<CodebookCoder>(plan.coder);
+  for (int head = 0; head < num_kv_heads; ++head)
+    all.push_back(level_table(codebook_of(coder, coder.bits, plan.rotation.head_index(head))).value());
+  return all;
+}
+
 int table_bits(const TensorPlan& plan, int dim) {
   const auto* coder = std::get_if<CodebookCoder>(&plan.coder);
   if (!coder || plan.allocation || plan.centroids || dim != kTableHeadDim || coder->group_size != dim ||
@@ -61,7 +113,8 @@ int table_bits(const TensorPlan& plan, int dim) {
   if (tables == coder->tables.end()) return 0;
   const int entries = static_cast<int>(tables->second.size() >> coder->bits);
   for (int entry = 0; entry < entries; ++entry)
-    if (!is_odd_table(codebook_of(*coder, coder->bits, entry))) return 0;
+    if (const auto table = codebook_of(*coder, coder->bits, entry); !is_odd_table(table) || !level_table(table))
+      return 0;
   return entries > 0 ? coder->bits : 0;
 }
 

@@ -3,6 +3,7 @@
 #include <kvq/plan/layer_plan.h>
 #include <kvq/plan/table_layout.h>
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,20 @@ std::vector<double> odd_weights(std::span<const float> table);
 
 /// Whether a codebook is the sum of its odd sets, up to the rounding of floats: whether it is symmetric about 0.
 bool is_odd_table(std::span<const float> table);
+
+/// A codebook as the largest levels that fit, or nothing if no step gives integers up to kMostLevel, to the rounding of
+/// floats.
+/// @param table  [2^b], b <= kMostLevelBits
+std::optional<LevelTable> level_table(std::span<const float> table);
+
+/// A codebook whose entries have levels: those nearest to the entries of another one, with the step, of a largest level
+/// above kMostLevel / 2, for which the sum of squared distances is smallest. A codebook of more bits than
+/// kMostLevelBits is only rounded to floats. Symmetric codebooks stay symmetric. Neighboring entries may become equal.
+/// @param entries  [2^b], ascending
+std::vector<float> level_grid(std::span<const double> entries);
+
+/// The levels of all heads of rows with table_bits(); else empty. @return  [num_kv_heads]
+std::vector<LevelTable> level_tables(const TensorPlan& plan, int num_kv_heads, int dim);
 
 /// Bits of the codes of rows that are one group of codebook codes with one scale, for which there are tuned kernels; 0
 /// for all other rows.

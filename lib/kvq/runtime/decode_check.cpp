@@ -92,12 +92,14 @@ Status check_decode(const DecodeVariant& variant, const DecodeParams& p) {
       return Status::fail(kBad, "decode: %s: linear rows need `taps`, aligned to 16 bytes", side);
   for (const auto& [side, tile, code] :
        {std::tuple{"k", &variant.k, &p.cache.code_k}, std::tuple{"v", &variant.v, &p.cache.code_v}})
-    if (variant.tuned && tile->table_bits > 0 && !code->weights)
-      return Status::fail(kBad, "decode: %s: codebook codes need `weights`", side);
+    if (variant.tuned && tile->table_bits > 0 && (!code->weights || !code->levels || !aligned_to_16(code->levels)))
+      return Status::fail(kBad, "decode: %s: codebook codes need `weights`, and `levels` aligned to 16 bytes", side);
   if (variant.tuned && variant.k.segments &&
-      (!p.cache.code_k.programs || !aligned_to_16(p.cache.code_k.program_taps.weights) ||
-       !aligned_to_16(p.cache.code_k.program_taps.sources)))
-    return Status::fail(kBad, "decode: k: codebook codes of mixed widths need `programs` and `program_taps`");
+      (!p.cache.code_k.programs || !aligned_to_16(p.cache.code_k.programs) ||
+       !aligned_to_16(p.cache.code_k.program_taps.weights) || !aligned_to_16(p.cache.code_k.program_taps.sources)))
+    return Status::fail(kBad,
+                        "decode: k: codebook codes of mixed widths need `programs` and `program_taps`, "
+                        "aligned to 16 bytes");
   if (const Status status = variant.tuned ? check_centroids("decode", p.cache, variant.k, variant.v)
                                           : check_row_codes("decode", p.cache, variant.k, variant.v);
       !status.ok())

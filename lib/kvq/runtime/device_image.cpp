@@ -83,7 +83,7 @@ void DeviceImage::add_code(SideOffsets& side, const TensorPlan& plan, int num_kv
   const RowCodeData data = row_code_data(plan, num_kv_heads, dim);
   side.code = data.values;
   side.code_heads = put(data.heads), side.code_tables = put(data.tables);
-  side.code_weights = put(data.weights);
+  side.code_weights = put(data.weights), side.code_levels = put(data.levels);
   side.programs = put(data.segments.programs), side.program_weights = put(data.segments.weights);
   side.program_sources = put(data.segments.sources);
   side.centroids = put(data.centroids), side.rotated_centroids = put(data.rotated_centroids);
@@ -170,6 +170,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
     RowCode all = s.code;
     all.heads = reinterpret_cast<const HeadRows*>(at(s.code_heads)), all.tables = floats(s.code_tables);
     all.weights = floats(s.code_weights);
+    all.levels = reinterpret_cast<const LevelTable*>(at(s.code_levels));
     all.programs = reinterpret_cast<const SegmentProgram*>(at(s.programs));
     if (all.programs)
       all.program_taps = {floats(s.program_weights), reinterpret_cast<const std::uint16_t*>(at(s.program_sources)), 1};

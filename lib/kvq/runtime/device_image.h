@@ -66,8 +66,8 @@ class DeviceImage {
     int order = 0;  ///< of Hadamard blocks; 0 = none
     bool per_head = false;
     ScaleRule rule = ScaleRule::minmax;
-    std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, centroids = {}, programs = {},
-                               program_weights = {}, program_sources = {}, rotated_centroids = {};
+    std::optional<std::size_t> code_heads = {}, code_tables = {}, code_weights = {}, code_levels = {}, centroids = {},
+                               programs = {}, program_weights = {}, program_sources = {}, rotated_centroids = {};
     RowCode code = {};  ///< without pointers
   };
   struct Layer {

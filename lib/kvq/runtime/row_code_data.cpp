@@ -101,7 +101,7 @@ RowCodeData row_code_data(const TensorPlan& plan, int num_kv_heads, int dim) {
     for (int head = 0; head < num_kv_heads; ++head)
       data.heads.push_back(head_rows(plan, head, dim, tables, data.values.search_bytes));
     data.tables = tables.take();
-    data.weights = table_weights(plan, num_kv_heads, dim);
+    data.weights = table_weights(plan, num_kv_heads, dim), data.levels = level_tables(plan, num_kv_heads, dim);
     data.segments = segment_rows(plan, num_kv_heads, dim);
     data.values.one_scale = plan.allocation && plan.allocation->has_row_scale();
   }

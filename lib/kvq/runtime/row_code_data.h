@@ -12,9 +12,10 @@ namespace kvq {
 
 /// The rows of one side in bit tiles.
 struct RowCodeData {
-  std::vector<HeadRows> heads = {};   ///< [num_kv_heads], or empty for code tiles and exact rows
-  std::vector<float> tables = {};     ///< of all heads; equal tables once
-  std::vector<float> weights = {};    ///< RowCode::weights
+  std::vector<HeadRows> heads = {};  ///< [num_kv_heads], or empty for code tiles and exact rows
+  std::vector<float> tables = {};    ///< of all heads; equal tables once
+  std::vector<float> weights = {};   ///< RowCode::weights
+  std::vector<LevelTable> levels = {};
   SegmentRows segments = {};          ///< RowCode::programs and program_taps
   std::vector<float> centroids = {};  ///< [H, C, D], or empty
   std::vector<float> rotated_centroids = {};

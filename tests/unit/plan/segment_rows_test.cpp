@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -52,9 +53,9 @@ const std::vector<std::uint8_t> kMixed = widths_of({{4, 21}, {3, 86}, {2, 21}}),
 
 }  // namespace
 
-TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]") {
+TEST_CASE("A program's units have the codes of their channels, and levels that are entries of codebooks", "[plan]") {
   const bool one_scale = GENERATE(false, true);
-  const int row_words = GENERATE(8, 12), bits_of_product = 32 * segment_words(row_words);
+  const int row_words = GENERATE(8, 12);
   TensorPlan plan = row_words == 12
                         ? segment_plan(kMixed, kEqual)
                         : segment_plan(widths_of({{4, 3}, {3, 21}, {2, 77}, {1, 27}}), widths_of({{2, 128}}));
@@ -64,48 +65,63 @@ TEST_CASE("Products of a program's words are the entries of codebooks", "[plan]"
   REQUIRE(has_segment_rows(plan, 128));
   const SegmentRows rows = segment_rows(plan, 2, 128);
   REQUIRE(rows.programs.size() == 2);
+  const TileSide side = tile_side(plan, 128);
+  REQUIRE(side.row_words == row_words);
   for (int head = 0; head < 2; ++head) {
     const SegmentProgram& program = rows.programs[static_cast<std::size_t>(head)];
     const std::vector<BitSegment> segments = bit_segments(plan, head, 128);
-    for (unsigned seed = 1; seed <= 8; ++seed) {
-      std::vector<int> row(static_cast<std::size_t>(32 * row_words)), codes(128), scale_of(128);
+    for (const int token : {0, 3, 7, 8, 13}) {
+      // A tile whose other tokens have all bits set.
+      std::vector<std::uint8_t> tile(static_cast<std::size_t>(side.code_bytes()), 0xFF);
+      for (int w = 0; w < row_words; ++w)
+        std::memset(tile.data() + key_word_offset(side, token, w), 0, sizeof(std::uint32_t));
+      std::vector<int> codes(128), scale_of(128), seen(128);
       for (std::size_t s = 0; s < segments.size(); ++s)
         for (int c = 0; c < segments[s].channels; ++c) {
           const auto channel = static_cast<std::size_t>(segments[s].first_channel + c);
-          codes[channel] =
-              static_cast<int>((channel * 2654435761u + seed * 40503u) >> 7 & ((1u << segments[s].bits) - 1));
+          codes[channel] = static_cast<int>((channel * 2654435761u + static_cast<unsigned>(token) * 40503u) >> 7 &
+                                            ((1u << segments[s].bits) - 1));
           scale_of[channel] = one_scale ? 0 : static_cast<int>(s);
-          for (int i = 0; i < segments[s].bits; ++i)
-            row[static_cast<std::size_t>(key_bit(segments[s], c, i))] = codes[channel] >> i & 1;
+          for (int i = 0; i < segments[s].bits; ++i) {
+            const int bit = key_bit(segments[s], c, i);
+            tile[static_cast<std::size_t>(key_word_offset(side, token, bit / 32) + bit % 32 / 8)] |=
+                static_cast<std::uint8_t>((codes[channel] >> i & 1) << bit % 8);
+          }
         }
-      std::vector<double> found(128), expected;
-      for (int x = 0; x < bits_of_product; ++x) {
-        const std::size_t at = static_cast<std::size_t>(head * bits_of_product + x);
-        if (rows.weights[at] == 0.0f) continue;
-        int bit = 0;
-        if (x / 32 < row_words)
-          bit = row[static_cast<std::size_t>(x)];
-        else
-          for (int i = 0; i < 3; ++i)
-            bit ^= row[static_cast<std::size_t>(program.planes[x / 32 - row_words][i] + x % 32)];
-        const std::uint16_t channel = rows.sources[at];
-        found[channel] += static_cast<double>(rows.weights[at]) * (bit - 0.5);
-        for (int scale = 0; scale < kMostSegments; ++scale)
-          CHECK((program.masks[scale][x / 32] >> x % 32 & 1) == (scale == scale_of[channel] ? 1u : 0u));
+      for (int unit = 0; unit < program.num_units; ++unit) {
+        const SegmentUnit& of = program.units[unit];
+        CHECK((of.ends_scale != 0) == (unit + 1 == program.num_units || program.units[unit + 1].scale != of.scale));
+        for (int q = 0; q < of.channels; ++q) {
+          int code = 0;
+          for (int i = 0; i < of.bits; ++i) {
+            const std::uint32_t place = program.places[unit][4 * (token % 8) + i];
+            CHECK((place & kPlaceIsPlane) != 0);
+            const auto word = [&](std::uint32_t offset) {
+              std::uint32_t bits = 0;
+              std::memcpy(&bits, tile.data() + (offset & 0xFFFu) + 4 * (token / 8), sizeof bits);
+              return std::uint64_t{bits};
+            };
+            const std::uint64_t two = word(place) | word(place >> kPlaceWordBits) << 32;
+            code |= static_cast<int>(two >> (place >> 2 * kPlaceWordBits & 31u) >> q & 1) << i;
+          }
+          const auto at = static_cast<std::size_t>((head * kMostSegmentUnits + unit) * kUnitChannels + q);
+          const std::size_t channel = rows.sources[at];
+          CHECK(code == codes[channel]);
+          CHECK(of.scale == scale_of[channel]);
+          ++seen[channel];
+          const int width = plan.allocation->channel_bits[static_cast<std::size_t>(head) * 128 + channel];
+          CHECK(of.bits == width);
+          const auto level = static_cast<std::int8_t>(of.levels[code / 4] >> 8 * (code % 4));
+          const std::vector<float>& table = std::get<CodebookCoder>(plan.coder).tables.at(width);
+          const double gain = one_scale ? static_cast<double>(plan.allocation->gain(head, width)) : 1.0;
+          CHECK(static_cast<double>(rows.weights[at]) * level ==
+                Approx(gain * static_cast<double>(table[static_cast<std::size_t>((head << width) + code)])));
+        }
+        for (int q = of.channels; q < kUnitChannels; ++q)
+          CHECK(rows.weights[static_cast<std::size_t>((head * kMostSegmentUnits + unit) * kUnitChannels + q)] == 0.0f);
       }
-      for (std::size_t c = 0; c < 128; ++c) {
-        const int width = plan.allocation->channel_bits[static_cast<std::size_t>(head) * 128 + c];
-        const std::vector<float>& table = std::get<CodebookCoder>(plan.coder).tables.at(width);
-        const double gain = one_scale ? static_cast<double>(plan.allocation->gain(head, width)) : 1.0;
-        CHECK(found[c] ==
-              Approx(gain * static_cast<double>(table[static_cast<std::size_t>((head << width) + codes[c])])));
-      }
-    }
-    for (int i = 0; i < kMostSegments * kMostSegmentChunks; ++i) {
-      std::uint32_t any = 0;
-      for (int word = 0; word < 8; ++word)
-        any |= program.masks[i / kMostSegmentChunks][i % kMostSegmentChunks * 8 + word];
-      CHECK((program.active >> i & 1) == (any != 0 ? 1u : 0u));
+      for (std::size_t c = 0; c < 128; ++c)
+        CHECK(seen[c] == (plan.allocation->channel_bits[static_cast<std::size_t>(head) * 128 + c] > 0 ? 1 : 0));
     }
   }
 }
@@ -119,7 +135,7 @@ TEST_CASE("Mixed widths that tuned kernels read", "[plan]") {
   const auto same = [](TensorPlan&, CodebookCoder&) {};
   CHECK(reads(kMixed, same));
   CHECK(reads(widths_of({{4, 32}, {3, 72}, {2, 16}, {1, 8}}), same));
-  CHECK(reads(widths_of({{4, 96}, {0, 32}}), same));  // 12 derived words
+  CHECK(reads(widths_of({{4, 96}, {0, 32}}), same));
   CHECK(reads(widths_of({{4, 64}, {2, 64}}), same));
   CHECK_FALSE(reads(widths_of({{4, 33}, {3, 72}, {2, 15}, {1, 8}}), same));  // 387 bits
   // Rows of 8 words, beside which the other head's are of 2 bits.
@@ -127,19 +143,15 @@ TEST_CASE("Mixed widths that tuned kernels read", "[plan]") {
     std::fill(plan.allocation->channel_bits.begin() + 128, plan.allocation->channel_bits.end(), std::uint8_t{2});
   };
   CHECK(reads(widths_of({{3, 20}, {2, 88}, {1, 20}}), two_bits));
-  CHECK(reads(widths_of({{4, 64}, {0, 64}}), two_bits));                 // 8 derived words
-  CHECK_FALSE(reads(widths_of({{4, 43}, {3, 28}, {0, 57}}), two_bits));  // 9
-  CHECK_FALSE(reads(widths_of({{3, 40}, {2, 90}}), two_bits));           // 10 words
-  // 5 bits: a codebook of any levels is not read, one of equal distances is.
-  const std::vector<std::uint8_t> wide = widths_of({{5, 8}, {3, 112}, {1, 8}});
-  CHECK_FALSE(reads(wide, same));
-  CHECK_FALSE(reads(wide, [](TensorPlan&, CodebookCoder& coder) {
-    coder.tables[5] = odd_table(5, 1.0), coder.tables[5].resize(64, 9.0f);
-  }));
-  CHECK(reads(wide, [](TensorPlan&, CodebookCoder& coder) {
+  CHECK(reads(widths_of({{4, 64}, {0, 64}}), two_bits));
+  CHECK(reads(widths_of({{4, 43}, {3, 28}, {0, 57}}), two_bits));
+  CHECK_FALSE(reads(widths_of({{3, 40}, {2, 88}}), two_bits));  // 296 bits
+  CHECK_FALSE(reads(widths_of({{5, 8}, {3, 112}, {1, 8}}), [](TensorPlan&, CodebookCoder& coder) {
     for (int i = 0; i < 64; ++i) coder.tables[5].push_back(0.1f * static_cast<float>(2 * (i % 32) - 31));
   }));
-  CHECK_FALSE(reads(kMixed, [](TensorPlan&, CodebookCoder& coder) { coder.tables.at(3)[0] -= 0.1f; }));
+  CHECK_FALSE(reads(kMixed, [](TensorPlan&, CodebookCoder& coder) { coder.tables.at(3)[0] -= 0.01f; }));
+  // Levels need not be symmetric about 0.
+  CHECK(reads(kMixed, [](TensorPlan&, CodebookCoder& coder) { coder.tables.at(3)[0] -= 0.1f; }));
   CHECK_FALSE(reads(kMixed, [](TensorPlan&, CodebookCoder& coder) { coder.scale_type = ScaleType::fp32; }));
   CHECK_FALSE(reads(kMixed, [](TensorPlan& plan, CodebookCoder&) { plan.centroids = Centroids{.count = 9}; }));
   CHECK(segment_rows(segment_plan(widths_of({{4, 128}}), kEqual), 2, 128).programs.empty());

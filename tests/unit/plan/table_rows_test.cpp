@@ -4,8 +4,11 @@
 
 #include <catch2/catch.hpp>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
+#include <iterator>
 #include <set>
 #include <utility>
 #include <vector>
@@ -109,7 +112,54 @@ TEST_CASE("Weights are those of each head's own codebook", "[plan]") {
   const std::vector<float> weights = table_weights(plan, 2, 128);
   REQUIRE(weights.size() == 8);
   for (std::size_t i = 0; i < 4; ++i) CHECK(weights[4 + i] == 2.0f * weights[i]);
+  const std::vector<LevelTable> levels = level_tables(plan, 2, 128);
+  REQUIRE(levels.size() == 2);
+  CHECK(levels[1].step == 2.0f * levels[0].step);
+  CHECK(std::equal(std::begin(levels[0].levels), std::end(levels[0].levels), levels[1].levels));
   CHECK(table_weights(table_plan(3), 64, 64).empty());
+}
+
+TEST_CASE("Levels of codebooks are integers of 8 bits", "[plan]") {
+  const auto level = [](const LevelTable& table, std::size_t code) {
+    return static_cast<int>(static_cast<std::int8_t>(table.levels[code / 4] >> 8 * (code % 4)));
+  };
+  for (const int bits : {3, 4}) {  // steps of 0.05
+    const std::vector<float> table = odd_table(bits);
+    const auto found = level_table(table);
+    REQUIRE(found);
+    for (std::size_t c = 0; c < table.size(); ++c) CHECK(level(*found, c) * found->step == Approx(table[c]));
+    for (std::size_t c = table.size(); c < 16; ++c) CHECK(level(*found, c) == 0);
+  }
+  CHECK(level(level_table(std::vector{-0.8f, 0.8f}).value(), 1) == 127);  // the largest that fit
+  CHECK(level_table(std::vector{-127.0f, 126.0f}));
+  CHECK_FALSE(level_table(std::vector{-128.0f, 127.0f}));  // no step
+  CHECK_FALSE(level_table(std::vector{-1.0f, 0.49999f}));
+  CHECK_FALSE(level_table(std::vector{0.0f, 0.0f}));
+  CHECK_FALSE(level_table(std::vector<float>(32, 1.0f)));
+}
+
+TEST_CASE("A codebook on a grid of levels is near the one that was asked for", "[plan]") {
+  // Max, Quantizing for minimum distortion, table I, 4 bits.
+  const std::vector<double> upper = {0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733};
+  std::vector<double> entries(upper.rbegin(), upper.rend());
+  for (double& x : entries) x = -x;
+  entries.insert(entries.end(), upper.begin(), upper.end());
+  const std::vector<float> table = level_grid(entries);
+  const auto levels = level_table(table);
+  REQUIRE(levels);
+  double worst = 0.0;
+  for (std::size_t c = 0; c < 16; ++c) {
+    CHECK(table[c] == -table[15 - c]);
+    worst = std::max(worst, std::abs(static_cast<double>(table[c]) - entries[c]));
+  }
+  CHECK(worst < 0.5 * 2.733 / 100);
+  CHECK(is_odd_table(table));
+  // Other sizes are kept: five bits, and a codebook that has levels already.
+  const std::vector<double> five(32, 0.123456789);
+  CHECK(level_grid(five) == std::vector<float>(32, 0.123456789f));
+  CHECK(level_grid(std::vector{-1.0, 1.0}) == std::vector{-1.0f, 1.0f});
+  // Entries of a fitted codebook may lie on one side.
+  CHECK(level_table(level_grid(std::vector{0.1, 0.7, 1.3, 2.9})));
 }
 
 TEST_CASE("Codebook codes of 3 and 4 bits have decode kernels", "[plan]") {

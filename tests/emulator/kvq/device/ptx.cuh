@@ -19,6 +19,16 @@ inline std::byte* shared_at(u32 address, u32 alignment) {
 }
 
 inline u32 lop3_select(u32 mask, u32 a, u32 b) { return (a & mask) | (b & ~mask); }
+/// With bit 3 of a nibble, as the instruction has it, the byte's highest bit fills the byte.
+inline u32 select_bytes(u32 a, u32 b, u32 selector) {
+  const std::uint64_t all = std::uint64_t{b} << 32 | a;
+  u32 bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 byte = static_cast<u32>(all >> 8 * (selector >> 4 * i & 7)) & 0xFF;
+    bytes |= (selector >> 4 * i & 8 ? (byte & 0x80 ? 0xFFu : 0u) : byte) << 8 * i;
+  }
+  return bytes;
+}
 inline u32 lop3_and_xor(u32 a, u32 b, u32 c) { return a & (b ^ c); }
 
 // ---- Products ----------------------------------------------------------------------------------------------------
@@ -81,6 +91,10 @@ inline void mma_m16n8k32_u8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b
 inline void mma_m16n8k32_s8u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::exchange("mma s8 u8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
                      [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, signed_byte, unsigned_byte); });
+}
+inline void mma_m16n8k32_s8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  emulator::exchange("mma s8 s8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, signed_byte, signed_byte); });
 }
 inline void mma_m16n8k256_b1(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::exchange("mma b1 k256", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},

@@ -38,9 +38,11 @@ struct RowCode {
   // bit tiles
   const HeadRows* heads = nullptr;  ///< [Hkv]
   const float* tables = nullptr;
-  const float* weights = nullptr;  ///< [Hkv, odd_sets(b)] of sides with table_bits: table_weights(), else null
-  /// [Hkv] of keys with TileSide::segments, else null; what each bit of a product's words adds to a channel: [Hkv, 1,
-  /// 32 segment_words()] taps
+  // Of sides with table_bits, else null: [Hkv, odd_sets(b)] table_weights(), [Hkv] level_tables() aligned to 16
+  const float* weights = nullptr;
+  const LevelTable* levels = nullptr;
+  /// [Hkv] of keys with TileSide::segments, aligned to 16, else null; what a channel of the query counts for a channel
+  /// of a unit: [Hkv, 1, kMostUnitChannels] taps
   const SegmentProgram* programs = nullptr;
   LinearTaps program_taps = {};
   bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")

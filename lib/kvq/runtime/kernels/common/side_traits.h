@@ -98,10 +98,9 @@ struct SegmentSideTraits {
         .segments = true,
     };
   }
-  static constexpr int kGroups = kNumbersArg;  ///< scales: bits of one are summed up separately
-  static constexpr int kRowWords = kRowWordsArg, kWords = segment_words(kRowWords), kChunks = kWords / 8;
-  /// Of twelve words, chunk 1 has the last four and four derived ones.
-  KVQ_HD static constexpr bool is_long(int chunk) { return kRowWords == 8 || chunk != 1; }
+  static constexpr int kGroups = kNumbersArg;  ///< scales: units of one are summed up separately
+  static constexpr int kRowWords = kRowWordsArg;
+  static constexpr int kWords = kMostSegmentUnits;  ///< steps that keys are multiplied in, of a channel for each lane
 };
 
 }  // namespace kvq

@@ -128,8 +128,10 @@ struct FourRowsQuery {
 #pragma unroll
       for (int j = 0; j < kHeldSteps; ++j)
         fragment[j][0] = operand.fragments[j][0][lane][0], fragment[j][1] = operand.fragments[j][0][lane][1];
+      if constexpr (!Side::kSegments) {
 #pragma unroll
-      for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][row];
+        for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][row];
+      }
     }
   }
 };
@@ -179,8 +181,8 @@ __device__ __forceinline__ void four_rows_scores(const unsigned char* tile, cons
 template <typename T>
 __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,
-                                                const FourRowsQuery<T>& query, const PlanesOf<T>& planes,
-                                                FourRowsState<T>& state, MassesOf<T>& masses, int lane) {
+                                                const FourRowsQuery<T>& query, FourRowsState<T>& state,
+                                                MassesOf<T>& masses, int lane) {
   const int first = info.first, begin = info.begin, end = info.end;
   using Side = typename T::VSide;
   constexpr int kTiles = T::kStageTiles;
@@ -190,7 +192,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
   float scores[2 * kTiles];
   if constexpr (T::KSide::kSegments) {
-    segment_scores<T>(stage, query.sums, planes, operand, lane, scores);
+    segment_scores<T>(stage, operand, lane, scores);
   } else {
 #pragma unroll
     for (int u = 0; u < kTiles; ++u)
@@ -278,7 +280,8 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes. p01 and p23: the low
     // bytes of two tokens, then the high bytes. exchange() sends the high bytes of tokens g, g + 8, g + 16, g + 24 of
     // two tiles as one word, the low bytes as another. A column has tokens 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of one tile,
-    // the order in which a word of codes has them.
+    // the order in which a word of codes has them. If codes are looked up, a column has tokens 2 t and 2 t + 8 of two
+    // tiles, and the next one tokens 2 t + 1 and 2 t + 9 (table_rows.cuh).
     unsigned columns[kTiles];
 #pragma unroll
     for (int pair = 0; pair < kTiles / 2; ++pair) {
@@ -288,14 +291,14 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
       const unsigned p01 = __byte_perm(x[0], x[1], 0x5140), p23 = __byte_perm(x[2], x[3], 0x5140);
       unsigned even, odd;
       exchange(__byte_perm(p01, p23, 0x7632), __byte_perm(p01, p23, 0x5410), lane, even, odd);
-      columns[2 * pair] = __byte_perm(even, odd, 0x5410);
-      columns[2 * pair + 1] = __byte_perm(even, odd, 0x7632);
+      columns[2 * pair] = __byte_perm(even, odd, T::kTable ? 0x3120 : 0x5410);
+      columns[2 * pair + 1] = __byte_perm(even, odd, T::kTable ? 0x7564 : 0x7632);
     }
     if constexpr (T::kLinear) {
       add_linear_values<T>(values, columns, weight_scale, lane, state.out);
       continue;
     } else if constexpr (T::kTable) {
-      add_table_values<T>(values, columns, weight_scale, operand.value_weights, lane, state.out);
+      add_table_values<T>(values, columns, weight_scale, operand.value_levels, lane, state.out);
       continue;
     } else {
       // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If
@@ -395,25 +398,18 @@ struct FourRows {
   using Side = typename T::VSide;
   FourRowsQuery<T> query;
   FourRowsState<T> state;
-  PlanesOf<T> planes;
   MassesOf<T> masses;
-  float half_weights;  ///< of codebook codes: half the sum of the values' weights
 
   /// Begins a work tile.
   __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
     query.load(operand, lane);
     state.reset();
     if constexpr (T::kValueCentroids) masses.reset();
-    if constexpr (T::KSide::kSegments) planes.load(operand, lane);
-    if constexpr (T::kTable) {
-      half_weights = 0.0f;
-      for (int i = 0; i < Side::kSets; ++i) half_weights += 0.5f * operand.value_weights[i];
-    }
   }
   __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
                                                int lane) {
-    four_rows_coded<T>(p, stage, info, operand, query, planes, state, masses, lane);
+    four_rows_coded<T>(p, stage, info, operand, query, state, masses, lane);
   }
   __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
@@ -434,10 +430,7 @@ struct FourRows {
     }
     if constexpr (T::kLinear) {
       finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
-    } else if constexpr (T::kTable) {
-      for (auto& block : state.out)
-        block[0] -= half_weights * state.offsets[0], block[1] -= half_weights * state.offsets[0];
-    } else if constexpr (!T::kExact) {
+    } else if constexpr (!T::kExact && !T::kTable) {  // levels of tables are signed
 #pragma unroll
       for (int block = 0; block < T::kChannelBlocks; ++block)
 #pragma unroll

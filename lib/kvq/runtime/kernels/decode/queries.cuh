@@ -125,12 +125,11 @@ using TapsOf = std::conditional_t<T::KSide::kLinear || T::KSide::kSegments, Held
 /// Cuts a query for keys in bit tiles into integers of T::kPlanes bits, in two's complement, and writes the bits of
 /// half of its words, plane by plane. All lanes of one warp call it; two warps, or one twice, for each row.
 /// @param values    numbers of the query for the lane's bit of each word that keys are multiplied by
-/// @param masks     (group, word): the word's bits that belong to a scale
 /// @param row       of the work tile
 /// @param half      which half of each chunk of words
-template <typename T, int kWords, typename Masks>
-__device__ __forceinline__ void cut_words(const float (&values)[kWords], Masks masks, float softmax_scale, int row,
-                                          int half, int lane, typename T::Operand& to) {
+template <typename T, int kWords>
+__device__ __forceinline__ void cut_words(const float (&values)[kWords], float softmax_scale, int row, int half,
+                                          int lane, typename T::Operand& to) {
   using Side = typename T::KSide;
   constexpr float kLargest = (1 << (T::kPlanes - 1)) - 1;
   constexpr int kPlanePairs = T::kPlanes / 2;
@@ -139,14 +138,10 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], Masks m
   for (int w = 0; w < kWords; ++w) most = max(most, __float_as_uint(fabsf(values[w])));
   for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
   const float largest = __uint_as_float(most), inverse = kLargest / largest;
-  int sums[Side::kGroups] = {};
+  int sum = 0;
 #pragma unroll
-  for (int group = 0; group < Side::kGroups; ++group) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w)
-      if (masks(group, w) >> lane & 1u) sums[group] += __float2int_rn(values[w] * inverse);
-    for (int step = 1; step < 32; step *= 2) sums[group] += __shfl_xor_sync(kAll, sums[group], step);
-  }
+  for (int w = 0; w < kWords; ++w) sum += __float2int_rn(values[w] * inverse);
+  for (int step = 1; step < 32; step *= 2) sum += __shfl_xor_sync(kAll, sum, step);
   // Lane l keeps plane l of each word. A lane of the product has two words of a chunk (is_long()). Its column is one of
   // two planes of one row.
 #pragma unroll
@@ -165,23 +160,46 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], Masks m
         }
       }
       const int t = Side::is_long(c) ? i / 2 : i % 4, column = 2 * row + lane % 2;
-#pragma unroll
-      for (int group = 0; group < Side::kGroups; ++group)
-        if (lane < T::kPlanes)
-          to.fragments[(group * Side::kChunks + c) * kPlanePairs + lane / 2][0][4 * column + t]
-                      [Side::is_long(c) ? i % 2 : i / 4] = word < kWords ? bits & masks(group, word) : 0;
+      if (lane < T::kPlanes)
+        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][Side::is_long(c) ? i % 2 : i / 4] = bits;
     }
   }
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
   if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
   if (lane == 0 && half == 0) {
-#pragma unroll
-    for (int group = 0; group < Side::kGroups; ++group) to.sums[group][row] = 0.5f * static_cast<float>(sums[group]);
+    to.sums[0][row] = 0.5f * static_cast<float>(sum);
     to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
   }
 }
 
-/// The numbers of a query for bits of keys: Theta^T times its channels, or what SegmentRows say.
+/// Cuts a query for keys of mixed widths into 16-bit integers, high and low bytes. All lanes of one warp call it.
+/// @param values  numbers of the query for channel `lane` of each unit
+/// @param row     of the work tile
+template <typename T, int kUnits>
+__device__ __forceinline__ void cut_units(const float (&values)[kUnits], float softmax_scale, int row, int lane,
+                                          typename T::Operand& to) {
+  unsigned most = __float_as_uint(1e-20f);  // magnitudes as integers, in which infinity and NaN are the largest
+#pragma unroll
+  for (const float value : values) most = max(most, __float_as_uint(fabsf(value)));
+  for (int step = 1; step < 32; step *= 2) most = max(most, __shfl_xor_sync(kAll, most, step));
+  const float largest = __uint_as_float(most), inverse = kLargestQuery / largest;
+  // Lane t of a product has the channels 4 n + t: n = 0..3 are the bytes of its first word, 4..7 of the second one.
+  const int t = lane % 4, byte = lane / 4 % 4, word = lane / 16;
+#pragma unroll
+  for (int unit = 0; unit < kUnits; ++unit) {
+    const int q = __float2int_rn(values[unit] * inverse);
+    const int high = (q + 128) >> 8, low = q - 256 * high;
+#pragma unroll
+    for (int part = 0; part < 2; ++part)
+      reinterpret_cast<std::int8_t*>(&to.fragments[unit][0][4 * (2 * row + part) + t][word])[byte] =
+          static_cast<std::int8_t>(part ? low : high);
+  }
+  float score_scale = largest * (1.0f / kLargestQuery) * softmax_scale * kLog2e;
+  if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
+  if (lane == 0) to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
+}
+
+/// The numbers of a query for bits of keys: Theta^T times its channels; or for channels of units, as SegmentRows say.
 /// @param channels  [D] of the rotated query
 /// @param taps      of the keys' head
 template <typename T>
@@ -209,11 +227,13 @@ __device__ __forceinline__ void query_of_sets(const float* channels, const float
   }
 }
 
-/// Enters what Operand has of a SegmentProgram. All lanes of one warp call it.
-template <typename T>
-__device__ __forceinline__ void enter_program(const SegmentProgram& program, int lane, typename T::Operand& to) {
-  for (int i = lane; i < kMostDerivedWords * 4; i += 32) to.planes[i / 4][i % 4] = program.planes[i / 4][i % 4];
-  if (lane == 0) to.active = program.active;
+/// Copies a table of a KV head. All lanes of one warp call it. @tparam From  a plain struct of whole words
+template <typename From>
+__device__ __forceinline__ void copy_table(const From& from, int lane, From& to) {
+  static_assert(sizeof(From) % 16 == 0);
+#pragma unroll 4
+  for (int i = lane; i < static_cast<int>(sizeof(From) / 16); i += 32)
+    reinterpret_cast<uint4*>(&to)[i] = __ldg(reinterpret_cast<const uint4*>(&from) + i);
 }
 
 /// Shared memory of a block of the queries kernel.
@@ -377,27 +397,26 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
       }
     }
     if constexpr (T::kBitTiles) {
-      [[maybe_unused]] const SegmentProgram* program = p.cache.code_k.programs + head;
+      constexpr int kParts = T::KSide::kSegments ? 1 : 2;  // of a query, each for a warp
 #pragma unroll 1
-      for (int i = warp; i < 2 * n * T::kHeads; i += kRotateWarps) {
+      for (int i = warp; i < kParts * n * T::kHeads; i += kRotateWarps) {
+        const int row = i / kParts;
+        typename T::Operand& to = operands[first + row / T::kHeads * grid];
         float values[T::KSide::kWords];
         if constexpr (T::KSide::kLinear || T::KSide::kSegments)
-          query_of_bits<T>(rows[i / 2], taps, lane, values);
+          query_of_bits<T>(rows[row], taps, lane, values);
         else
-          query_of_sets<T>(rows[i / 2], p.cache.code_k.weights + head * T::KSide::kSets, lane, values);
-        const auto masks = [&](int group, int word) {
-          if constexpr (T::KSide::kGroups > 1) return program->masks[group][word];
-          return ~0u;
-        };
-        cut_words<T>(values, masks, p.softmax_scale, i / 2 % T::kHeads, i % 2, lane,
-                     operands[first + i / 2 / T::kHeads * grid]);
+          query_of_sets<T>(rows[row], p.cache.code_k.weights + head * T::KSide::kSets, lane, values);
+        if constexpr (T::KSide::kSegments)
+          cut_units<T>(values, p.softmax_scale, row % T::kHeads, lane, to);
+        else
+          cut_words<T>(values, p.softmax_scale, row % T::kHeads, i % kParts, lane, to);
       }
-      if constexpr (T::KSide::kSegments)
-        for (int i = warp; i < n; i += kRotateWarps) enter_program<T>(*program, lane, operands[first + i * grid]);
-      if constexpr (T::kTable)
-        if (thread < n * T::VSide::kSets)
-          operands[first + thread / T::VSide::kSets * grid].value_weights[thread % T::VSide::kSets] =
-              p.cache.code_v.weights[head * T::VSide::kSets + thread % T::VSide::kSets];
+      for (int i = warp; i < n; i += kRotateWarps) {
+        typename T::Operand& to = operands[first + i * grid];
+        if constexpr (T::KSide::kSegments) copy_table(p.cache.code_k.programs[head], lane, to.program);
+        if constexpr (T::kTable) copy_table(p.cache.code_v.levels[head], lane, to.value_levels);
+      }
     } else if (warp < n * T::kFours)
       cut_queries<T>(rows + warp / T::kFours * T::kHeads, p.softmax_scale, warp % T::kFours, lane,
                      operands[first + warp / T::kFours * grid]);

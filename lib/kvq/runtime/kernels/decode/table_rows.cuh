@@ -3,6 +3,7 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/group_params.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/levels.cuh>
 #include <kvq/runtime/kernels/decode/linear_rows.cuh>
 
 /// What differs in four_rows.cuh if rows are codebook codes of 3 or 4 bits (TableSideTraits): a channel is the row's
@@ -12,9 +13,8 @@
 /// three of them makes a word of another set, of 32 channels at once. The queries kernel has multiplied the query by
 /// the weights.
 ///
-/// Values: of each odd set, a mask leaves one bit of each of four tokens, times a power of two. The products of all
-/// sets of a channel end in the same accumulator, each times its weight. Row r of channel block b is the channel
-/// table_value_channel(16 b + r).
+/// Values: codes of four tokens of two tiles each are put into the nibbles of a word and looked up (levels.cuh): low
+/// nibbles of its bytes are of the first tile. Row r of channel block b is the channel table_value_channel(16 b + r).
 namespace kvq::decode {
 
 /// Scores of a tile's tokens g and g + 8 for row t, in multiples of the query's `score_scale`: linear_scores() for
@@ -67,9 +67,7 @@ __device__ __forceinline__ void table_scores(const unsigned char* tile, const un
   score0 = scores[0], score1 = scores[1];
 }
 
-/// A lane's bytes of one unit of values, of four tokens in each word: of rows g and g + 8 of some channel blocks.
-/// field(S, i, ...) is a word with x of the odd set S, of the i-th of the lane's neighboring channels, in one bit of
-/// each byte.
+/// A lane's bytes of one unit of values, of four tokens in each word, for row g or g + 8 of some channel blocks.
 template <int kBits>
 struct TableCodes;
 
@@ -77,7 +75,7 @@ struct TableCodes;
 template <>
 struct TableCodes<3> {
   static constexpr int kChannels = 4;  ///< neighboring channels of the lane
-  unsigned low, high, parity;          ///< parity: of bits 0 and 1, at the places of bit 0
+  unsigned low, high;                  ///< high: in the low nibbles
 
   TableCodes() = default;
   __device__ __forceinline__ TableCodes(const unsigned char* tile, int unit, int lane) {
@@ -87,13 +85,6 @@ struct TableCodes<3> {
       return *reinterpret_cast<const unsigned*>(tile + value_byte_offset(kSide, token, 12 * unit + byte));
     };
     low = word(g), high = word(8 + g / 2) >> g % 2 * 4;
-    parity = low ^ low >> 1;
-  }
-  /// Bit of a byte that field() leaves.
-  static __device__ constexpr int place(int set, int i) { return set == 2 ? i : 2 * i + (set == 1 ? 1 : 0); }
-  __device__ __forceinline__ unsigned field(int set, int i) const {
-    const unsigned all = set == 2 ? high : set == 3 ? parity ^ high << i : low;
-    return all & 0x01010101u << place(set, i);
   }
 };
 
@@ -101,77 +92,83 @@ struct TableCodes<3> {
 template <>
 struct TableCodes<4> {
   static constexpr int kChannels = 2;
-  unsigned codes, derived[4];  ///< derived: the sets of three bits, at the places of bit 0
+  unsigned codes;
 
   TableCodes() = default;
-  __device__ __forceinline__ explicit TableCodes(unsigned word) : codes(word) {
-    const unsigned one = word >> 1, two = word >> 2, three = word >> 3;
-    derived[0] = word ^ one ^ two, derived[1] = word ^ one ^ three;
-    derived[2] = word ^ two ^ three, derived[3] = one ^ two ^ three;
-  }
-  static __device__ constexpr int place(int set, int i) { return 4 * i + (set < 4 ? set : 0); }
-  __device__ __forceinline__ unsigned field(int set, int i) const {
-    return (set < 4 ? codes : derived[set - 4]) & 0x01010101u << place(set, i);
-  }
+  __device__ __forceinline__ explicit TableCodes(unsigned word) : codes(word) {}
 };
+
+/// Levels of the lane's channels, of four tokens in two tiles: for channel i of the first two tokens of each, then of
+/// the others.
+__device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableCodes<3>& first,
+                                                const TableCodes<3>& second, uint2 (&levels)[4]) {
+  constexpr unsigned kLow = 0x0F0F0F0Fu, kTwo = 0x33333333u, kThird = 0x44444444u;
+  const unsigned low[2] = {ptx::lop3_select(kLow, first.low, second.low << 4),
+                           ptx::lop3_select(kLow, first.low >> 4, second.low)},
+                 high = ptx::lop3_select(kLow, first.high, second.high << 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const unsigned third = i < 2 ? high << (2 - i) : high >> (i - 2);
+    levels[i] = eight_levels<3>(table, (low[i / 2] >> 2 * (i % 2) & kTwo) | (third & kThird), 0);
+  }
+}
+__device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableCodes<4>& first,
+                                                const TableCodes<4>& second, uint2 (&levels)[2]) {
+  constexpr unsigned kLow = 0x0F0F0F0Fu;
+  const unsigned codes[2] = {ptx::lop3_select(kLow, first.codes, second.codes << 4),
+                             ptx::lop3_select(kLow, first.codes >> 4, second.codes)};
+#pragma unroll
+  for (int i = 0; i < 2; ++i) levels[i] = eight_levels<4>(table, codes[i] & 0x77777777u, codes[i] >> 1 & 0x44444444u);
+}
 
 /// Adds the values of a stage's tokens, times their weights, to sums for channels.
 /// @param values        tiles
-/// @param columns       of each tile: the second operand
+/// @param columns       of each two tiles: the second operand, for tokens 2 t and 2 t + 8 of both, then for the others
 /// @param weight_scale  of integer weights of tokens
-/// @param set_weights   Operand::value_weights
 template <typename T, int kTiles>
 __device__ __forceinline__ void add_table_values(const unsigned char* values, const unsigned (&columns)[kTiles],
-                                                 float weight_scale, const float* set_weights, int lane,
+                                                 float weight_scale, const LevelTable& of, int lane,
                                                  float (&out)[T::kSumBlocks][2]) {
   using Side = typename T::VSide;
   using Codes = TableCodes<Side::kBits>;
-  constexpr int kHalves = 2;  // rows g and g + 8
-  // Adds the products of channel blocks first_block + i. codes(tile, half) are the lane's codes.
-  const auto add_blocks = [&](int first_block, const auto& codes) {
+  constexpr int kHalves = 2, kChannels = Codes::kChannels;  // rows g and g + 8
+  const uint4 table = *reinterpret_cast<const uint4*>(of.levels);
+  const float factor = weight_scale * of.step;
+  // Adds the products of channel blocks first_block + i. codes_of(tile, half) are the lane's codes.
+  const auto add_blocks = [&](int first_block, const auto& codes_of) {
+    int sums[kChannels][4] = {};
 #pragma unroll
-    for (int set = 0; set < Side::kSets; ++set) {
-      const float weight = weight_scale * set_weights[set];
+    for (int u = 0; u < kTiles; u += 2) {
+      uint2 levels[kHalves][kChannels];
 #pragma unroll
-      for (int i = 0; i < Codes::kChannels; ++i) {
-        int sums[4] = {};
+      for (int half = 0; half < kHalves; ++half)
+        levels_of_tiles(table, codes_of(u, half), codes_of(u + 1, half), levels[half]);
 #pragma unroll
-        for (int u = 0; u < kTiles; u += 2)
-          ptx::mma_m16n8k32_u8u8(sums, codes(u, 0).field(set, i), codes(u, 1).field(set, i),
-                                 codes(u + 1, 0).field(set, i), codes(u + 1, 1).field(set, i), columns[u],
-                                 columns[u + 1]);
-        const float factor = weight * (1.0f / static_cast<float>(1 << Codes::place(set, i)));
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          float& to = out[first_block + i][half];
-          to = fmaf(static_cast<float>(sums[2 * half] * 256 + sums[2 * half + 1]), factor, to);
-        }
-      }
+      for (int i = 0; i < kChannels; ++i)
+        ptx::mma_m16n8k32_s8u8(sums[i], levels[0][i].x, levels[1][i].x, levels[0][i].y, levels[1][i].y, columns[u],
+                               columns[u + 1]);
     }
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i)
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        float& to = out[first_block + i][half];
+        to = fmaf(static_cast<float>(sums[i][2 * half] * 256 + sums[i][2 * half + 1]), factor, to);
+      }
   };
   if constexpr (Side::kBits == 3) {
 #pragma unroll
-    for (int pair = 0; pair < kTableUnits / 2; ++pair) {
-      const auto tile = [&](int u) { return values + u * Side::side().bytes(); };
-      Codes codes[kTiles][kHalves];
-#pragma unroll
-      for (int u = 0; u < kTiles; ++u)
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half) codes[u][half] = Codes(tile(u), 2 * pair + half, lane);
-      add_blocks(4 * pair, [&](int u, int half) -> const Codes& { return codes[u][half]; });
-    }
+    for (int pair = 0; pair < kTableUnits / 2; ++pair)
+      add_blocks(4 * pair,
+                 [&](int u, int half) { return Codes(values + u * Side::side().bytes(), 2 * pair + half, lane); });
   } else {
 #pragma unroll
-    for (int unit = 0; unit < kTableUnits; ++unit) {
-      Codes codes[kTiles][kHalves];
-#pragma unroll
-      for (int u = 0; u < kTiles; ++u) {
+    for (int unit = 0; unit < kTableUnits; ++unit)
+      add_blocks(2 * unit, [&](int u, int half) {
         const uint2 words = *reinterpret_cast<const uint2*>(values + u * Side::side().bytes() + unit / 2 * 512 +
                                                             lane * 16 + unit % 2 * 8);
-        codes[u][0] = Codes(words.x), codes[u][1] = Codes(words.y);
-      }
-      add_blocks(2 * unit, [&](int u, int half) -> const Codes& { return codes[u][half]; });
-    }
+        return Codes(half ? words.y : words.x);
+      });
   }
 }
 

@@ -47,11 +47,11 @@ struct DecodeTraits {
     return kChannelBlocks;
   }();
   static constexpr int kSums = 16 * kSumBlocks;
-  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits, segments
+  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits
     const auto is_wide = []<typename Side>(std::type_identity<Side>) {
       if constexpr (Side::kLinear) return Side::kRowWords > 8;
       if constexpr (Side::kTable) return Side::kBits > 3;
-      return Side::kSegments;
+      return false;
     };
     return is_wide(std::type_identity<KSide>{}) || is_wide(std::type_identity<VSide>{});
   }();
@@ -114,9 +114,12 @@ struct DecodeTraits {
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
   static constexpr int kPlanes = 14;  ///< bits of a query's integers, for bit tiles: even
   static constexpr int kSteps = [] {
-    if constexpr (KSide::kSegments) return KSide::kGroups * KSide::kChunks * (kPlanes / 2);
-    if constexpr (kBitTiles) return KSide::kChunks * (kPlanes / 2);
-    return kExact ? 1 : kHeadDim / 32;
+    if constexpr (KSide::kSegments)
+      return KSide::kWords;
+    else if constexpr (kBitTiles)
+      return KSide::kChunks * (kPlanes / 2);
+    else
+      return kExact ? 1 : kHeadDim / 32;
   }();
   /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
   static constexpr int kFours = kHeads / 4;
@@ -129,26 +132,25 @@ struct DecodeTraits {
   static constexpr int kProductUnit = kManyRows || kExact || kBitTiles ? 1 : 1 << KSide::kBits;
   /// Many rows: fp16 numbers whose sum is a weight. One is precise enough, except if results are fp16.
   static constexpr int kWeightParts = kManyRows && std::is_same_v<Activation, __half> ? 2 : 1;
-  struct NoWeights {};
-  struct Weights {
-    alignas(16) float value_weights[kMostOddSets];  ///< RowCode::weights of the values' head
+  struct NoLevels {};
+  struct alignas(16) Levels {
+    LevelTable value_levels;  ///< of the values' head
   };
-  /// Of keys of mixed widths: what a SegmentProgram says, for lanes.
-  struct Segments : Weights {
-    std::uint16_t planes[kMostDerivedWords][4];
-    std::uint32_t active;
+  struct NoProgram {};
+  struct alignas(16) Program {
+    SegmentProgram program;  ///< of the keys' head
   };
   struct NoCentroidScores {};
   struct CentroidScores {
     /// Of the queries with each centroid, in multiples of `score_scale`.
     float centroid_scores[kMostTunedCentroids][kHeads];
   };
-  struct alignas(16) Operand
-      : std::conditional_t<KSide::kSegments, Segments, std::conditional_t<kTable, Weights, NoWeights>>,
-        std::conditional_t<kKeyCentroids, CentroidScores, NoCentroidScores> {
-    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For bit
-    /// tiles: of each chunk of words, the bits of the integers, two planes of all rows at a time; of keys of mixed
-    /// widths for each scale.
+  struct alignas(16) Operand : std::conditional_t<kTable, Levels, NoLevels>,
+                               std::conditional_t<KSide::kSegments, Program, NoProgram>,
+                               std::conditional_t<kKeyCentroids, CentroidScores, NoCentroidScores> {
+    /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For keys of
+    /// mixed widths a step is a unit. For other bit tiles: of each chunk of words, the bits of the integers, two planes
+    /// of all rows at a time.
     alignas(16) unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
     /// columns of one product.
