@@ -31,7 +31,7 @@ struct TileSide {
   int row_words = 0;          ///< bit tiles: words of 32 bits of a row
   int index_bytes = 0;        ///< of the index of a token's centroid: 0, 1 or 2
   int table_bits = 0;         ///< bit tiles: 3 or 4 if rows are one group of codebook codes that tuned kernels read
-                              ///< (table_rows.h), else 0. No place depends on it.
+                              ///< (table_rows.h: a codebook with levels), else 0. No place depends on it.
   bool segments = false;      ///< bit tiles: keys are segments of codebook codes that tuned kernels read
                               ///< (segment_rows.h). No place depends on it.
 
