@@ -96,14 +96,12 @@ struct DecodeTraits {
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
   static constexpr int kPartitionWarps = (kPolicy.multiprocessor_blocks * (kBlockThreads / 32) + 3) / 4;
   static_assert(kPartitionWarps * 32 * kRegisters <= 16384, "registers of a partition");
-  static constexpr int kSegmentBytes = 6144;  ///< what queries for keys of mixed widths take more of shared memory
+  static constexpr int kSegmentBytes = 6144;  ///< what queries for keys of mixed widths, with programs, take more
   static constexpr int kStagesPerWarp =
       std::clamp((kPolicy.ring_bytes - (KSide::kSegments ? kSegmentBytes : 0)) / (kConsumerWarps * kStageBytes),
                  kPolicy.least_stages, kPolicy.most_stages);
   /// Consumer warps take stages in turn: load n goes to stage n mod kStages and to consumer warp n mod kConsumerWarps.
-  /// Queries for keys of four scales leave shared memory for a large stage less.
-  static constexpr int kLargeStages = kPolicy.large_stages - (KSide::kSegments && KSide::kGroups == kMostSegments);
-  static constexpr int kStages = kLargeStage ? kLargeStages : kConsumerWarps * kStagesPerWarp;
+  static constexpr int kStages = kLargeStage ? kPolicy.large_stages : kConsumerWarps * kStagesPerWarp;
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
