@@ -127,7 +127,8 @@ TEST_CASE("Levels of codebooks are integers of 8 bits", "[plan]") {
     const std::vector<float> table = odd_table(bits);
     const auto found = level_table(table);
     REQUIRE(found);
-    for (std::size_t c = 0; c < table.size(); ++c) CHECK(level(*found, c) * found->step == Approx(table[c]));
+    for (std::size_t c = 0; c < table.size(); ++c)
+      CHECK(static_cast<float>(level(*found, c)) * found->step == Approx(table[c]));
     for (std::size_t c = table.size(); c < 16; ++c) CHECK(level(*found, c) == 0);
   }
   CHECK(level(level_table(std::vector{-0.8f, 0.8f}).value(), 1) == 127);  // the largest that fit
