@@ -18,7 +18,6 @@ namespace kvq {
 
 constexpr int kTableHeadDim = 128;  ///< of rows that tuned kernels read
 constexpr int kTableUnits = kTableHeadDim / kUnitChannels;
-constexpr int kMostOddSets = 8;
 
 KVQ_HD constexpr bool has_table_kernels(int bits) { return bits == 3 || bits == 4; }
 KVQ_HD constexpr int odd_sets(int bits) { return 1 << (bits - 1); }
