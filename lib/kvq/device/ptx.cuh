@@ -27,8 +27,8 @@ __device__ __forceinline__ u32 lop3_and_xor(u32 a, u32 b, u32 c) {
   return d;
 }
 
-/// Four bytes of b:a, byte 0 of `a` first: byte i is the one that bits 4 i .. 4 i + 2 of `selector` count. The bits 4 i
-/// + 3 must be 0.
+/// Byte i of the result is byte n of the eight of `a`, then `b`, with n in bits 4 i .. 4 i + 2 of `selector`, i = 0..3.
+/// Bit 3 of these nibbles must be 0.
 __device__ __forceinline__ u32 select_bytes(u32 a, u32 b, u32 selector) {
   u32 bytes;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selector));

@@ -12,7 +12,7 @@
 namespace kvq {
 
 constexpr int kMostSegments = 4;
-/// Units of 128 channels in so many segments: in all but one segment one unit may have fewer than 32 channels.
+/// Units of 128 channels at most: each segment may end with a unit of fewer than 32 channels.
 constexpr int kMostSegmentUnits = kTableUnits + kMostSegments - 1;
 constexpr int kMostUnitChannels = kUnitChannels * kMostSegmentUnits;  ///< of a query, that products read
 

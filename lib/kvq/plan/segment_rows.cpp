@@ -71,7 +71,6 @@ SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
         SegmentUnit& to = program.units[unit];
         std::copy(std::begin(levels.levels), std::end(levels.levels), to.levels);
         to.bits = segment.bits, to.scale = one_scale ? 0 : scale;
-        to.ends_scale = !one_scale && first + channels == segment.channels ? 1 : 0;
         to.first_bit = static_cast<std::uint16_t>(key_bit(segment, first, 0));
         to.channels = static_cast<std::uint16_t>(channels);
         enter_places(segment, first, side, program.places[unit]);
@@ -83,7 +82,10 @@ SegmentRows segment_rows(const TensorPlan& plan, int num_kv_heads, int dim) {
       }
       ++scale;
     }
-    if (program.num_units > 0) program.units[program.num_units - 1].ends_scale = 1;
+    for (int unit = 0; unit < program.num_units; ++unit) {
+      SegmentUnit& of = program.units[unit];
+      of.ends_scale = unit + 1 == program.num_units || program.units[unit + 1].scale != of.scale ? 1 : 0;
+    }
     rows.programs.push_back(program);
   }
   return rows;

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
-/// Codebook codes in tuned kernels: keys of one width are multiplied as bits, values, and keys of mixed widths, are
+/// Codebook codes in tuned kernels: keys of one width are multiplied as bits. Values, and keys of mixed widths, are
 /// looked up (LevelTable).
 ///
-/// Products of bits: If a codebook of b bits is symmetric about 0, C[c] =
-/// -C[2^b - 1 - c], each entry is a sum over the *odd sets* of its code's bits, those of one and of three bits:
+/// Products of bits: if a codebook of b bits is symmetric about 0, C[c] = -C[2^b - 1 - c], each entry is a sum over the
+/// *odd sets* of its code's bits, those of one and of three bits:
 ///
 ///   C[c] = sum over odd sets S of weight[S] x[S],   x[S] = +1/2 or -1/2: the exclusive or of the bits in S
 ///

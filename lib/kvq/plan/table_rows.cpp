@@ -57,7 +57,10 @@ bool is_odd_table(std::span<const float> table) {
 std::optional<LevelTable> level_table(std::span<const float> table) {
   constexpr double kTolerance = 0x1p-21;  // of the largest entry, as above
   double largest = 0.0;
-  for (const float entry : table) largest = std::max(largest, std::abs(static_cast<double>(entry)));
+  for (const float entry : table) {
+    if (!std::isfinite(entry)) return std::nullopt;
+    largest = std::max(largest, std::abs(static_cast<double>(entry)));
+  }
   if (table.size() > std::size_t{1} << kMostLevelBits || !(largest > 0.0)) return std::nullopt;
   // The largest levels, because queries, times the step, become integers with one unit for all widths.
   for (int most = kMostLevel; most >= 1; --most) {

@@ -136,6 +136,8 @@ TEST_CASE("Levels of codebooks are integers of 8 bits", "[plan]") {
   CHECK_FALSE(level_table(std::vector{-128.0f, 127.0f}));  // no step
   CHECK_FALSE(level_table(std::vector{-1.0f, 0.49999f}));
   CHECK_FALSE(level_table(std::vector{0.0f, 0.0f}));
+  CHECK_FALSE(level_table(std::vector{-1.0f, INFINITY}));
+  CHECK_FALSE(level_table(std::vector{NAN, 1.0f}));
   CHECK_FALSE(level_table(std::vector<float>(32, 1.0f)));
 }
 

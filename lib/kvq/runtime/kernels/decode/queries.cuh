@@ -227,7 +227,7 @@ __device__ __forceinline__ void query_of_sets(const float* channels, const float
   }
 }
 
-/// Copies a table of a KV head. All lanes of one warp call it. @tparam From  a plain struct of whole words
+/// Copies a table of a KV head. All lanes of one warp call it. @tparam From  a plain struct, aligned to 16
 template <typename From>
 __device__ __forceinline__ void copy_table(const From& from, int lane, From& to) {
   static_assert(sizeof(From) % 16 == 0);
