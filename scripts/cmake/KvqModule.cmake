@@ -21,8 +21,14 @@ target_compile_options(
 if(KVQ_SANITIZE)
   target_compile_options(
     kvq_options
-    INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+    INTERFACE
+      -fsanitize=address,undefined
+      -fno-sanitize-recover=all
+      -fno-omit-frame-pointer
+      -fsanitize-ignorelist=${CMAKE_CURRENT_LIST_DIR}/sanitizers.ignore
   )
+  # The standard library checks indices and empty optionals itself.
+  target_compile_definitions(kvq_options INTERFACE _GLIBCXX_ASSERTIONS)
   target_link_options(kvq_options INTERFACE -fsanitize=address,undefined)
 endif()
 
