@@ -62,6 +62,7 @@ struct CodedCache {
   CacheFormat format;
   Rows k, v;
   FaultRecord* faults = nullptr;
+  DecodedSides decoded;
 
   explicit CodedCache(const CodedCase& c) : random_(c.seed) {
     LayerPlan plan{.layer = 0, .geometry = {}, .k = c.k, .v = c.v};
@@ -151,7 +152,9 @@ struct CodedCache {
     view.sinks = arena.put(sinks), view.rings = arena.put(rings);
     view.faults = faults = arena.put(std::vector<FaultRecord>(1));
     DeviceImage image;
-    image.add(plan, {}, c.bf16, layout, {.decode = c.tuned, .dequantize = c.linear});
+    decoded = {tuned_rows(c.k, layout.k, c.num_kv_heads) == TunedRows::coded,
+               tuned_rows(c.v, layout.v, c.num_kv_heads) == TunedRows::coded};
+    image.add(plan, {}, c.bf16, layout, {.decode = c.tuned, .dequantize = c.bits, .decoded = decoded});
     const std::span<const std::byte> constants = image.bytes();
     const LayerPointers p = image.pointers(0, arena.put(std::vector(constants.begin(), constants.end())));
     view.code_k = p.code_k, view.code_v = p.code_v;
@@ -160,7 +163,7 @@ struct CodedCache {
   }
 
   DequantizeVariant dequantize(const CodedCase& c) const {
-    return c.linear ? linear_dequantize(format, c.bf16) : generic_dequantize(format, c.bf16);
+    return c.bits ? bits_dequantize(format, decoded, c.bf16) : generic_dequantize(format, c.bf16);
   }
   int fault() const { return static_cast<int>(get(faults, 1)[0].code); }
 
@@ -382,7 +385,7 @@ CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
   auto* out = arena.take<unsigned short>(elements, 0xFF);
   p.out = out, p.lse = arena.take<float>(size(tokens * q_heads), 0xFF);
   const DequantizeVariant rows = made.dequantize(c);
-  const PrefillVariant variant = c.linear ? choose_prefill(rows) : generic_prefill(rows);
+  const PrefillVariant variant = c.bits ? choose_prefill(rows) : generic_prefill(rows);
   PrefillLaunch launch;
   launch.shape = {batch, q_heads, c.num_kv_heads, longest_chunk, longest, 0, false};
   Status status = check_prefill_shape(variant, rows, launch.shape);

@@ -29,8 +29,8 @@ struct CodedCase {
   int poisoned = -1;  ///< position of which head 0 has a row with NaN on both sides
   int lost = -1;      ///< sequence whose first page has no number
   bool bf16 = true;
-  bool linear = false;  ///< rows are linear: dequantize and prefill with the tuned kernels
-  bool tuned = false;   ///< decode with a tuned kernel, which must be built
+  bool bits = false;   ///< dequantize and prefill with the tuned kernels for bit tiles (tuned_rows())
+  bool tuned = false;  ///< decode with a tuned kernel, which must be built
   unsigned seed = 1;
 };
 

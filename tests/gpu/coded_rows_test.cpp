@@ -86,6 +86,20 @@ std::vector<std::uint8_t> widths_of_words(int words, int dim) {
   return widths;
 }
 
+/// Widths of up to 8 bits for 128 channels, in rows of at most 16 words.
+std::vector<std::uint8_t> widths_of_16_words(unsigned seed) {
+  Random random(seed);
+  std::vector<std::uint8_t> widths;
+  for (int width = 8, bits = 16 * 32; width > 0; --width) {
+    const int left = 128 - static_cast<int>(widths.size()),
+              count = std::min({random.integer(0, 30), left, bits / width});
+    widths.insert(widths.end(), static_cast<std::size_t>(count), static_cast<std::uint8_t>(width));
+    bits -= count * width;
+  }
+  widths.resize(128);
+  return widths;
+}
+
 TensorPlan exact_plan() {
   TensorPlan plan;
   plan.rotation.scope = Scope::layer;
@@ -145,8 +159,17 @@ void check_decode_and_rows(const CodedCase& c) {
 
 /// Linear rows by their tuned kernel.
 void check_linear_rows(CodedCase c) {
-  c.linear = true;
+  c.bits = true;
   check_outcome(dequantize_coded(c));
+}
+
+/// Coded rows by theirs. Rows and the inverse of the rotation are rounded to fp16, and then the result.
+void check_coded_rows(CodedCase c) {
+  c.bits = true;
+  const CodedOutcome outcome = dequantize_coded(c);
+  CHECK(outcome.failure == "");
+  CHECK(outcome.fault == 0);
+  CHECK(outcome.error <= 2.0 * outcome.plain_error + 2e-5);
 }
 
 }  // namespace
@@ -350,8 +373,63 @@ TEST_CASE("Linear rows of mixed widths, one of heads without bits", "[runtime][g
   check_linear_rows(c);
   c.poisoned = 19;
   check_linear_rows(c);
-  c.poisoned = -1, c.lost = 1, c.linear = true;
+  c.poisoned = -1, c.lost = 1, c.bits = true;
   CHECK(dequantize_coded(c).fault == static_cast<int>(FaultCode::page));
+}
+
+TEST_CASE("Coded rows of all widths and scales by their tuned kernel", "[runtime][gpu][emulated]") {
+  constexpr ScaleType kTypes[] = {ScaleType::fp16, ScaleType::bf16, ScaleType::fp32};
+  int i = 0;
+  for (const bool row_scale : {false, true})
+    for (int turn = 0; turn < 6; ++turn, ++i) {
+      CodedCase c{.k_dim = 128, .v_dim = 128};
+      const auto plan = [&](int which) {
+        const auto seed = static_cast<unsigned>(2000 + 10 * i + which);
+        const std::vector<std::uint8_t> widths =
+            turn < 3 ? widths_of_16_words(seed)
+                     : std::vector<std::uint8_t>(128, static_cast<std::uint8_t>(turn + which - 2));
+        TensorPlan made = widths_plan(widths, (turn + which) % 2, kTypes[(turn + which) % 3], row_scale, seed);
+        if ((turn + which) % 3 == 0) add_rotation(made, 128, seed);
+        if ((turn + which) % 3 == 1) add_hadamard(made, 128, seed);
+        if (which) add_center(made, 128, seed);
+        return made;
+      };
+      c.k = plan(0), c.v = plan(1);
+      vary(c, i);
+      c.lengths = {70, 0, 33, 1};
+      CAPTURE(row_scale, turn);
+      check_coded_rows(c);
+    }
+}
+
+TEST_CASE("Coded rows beside linear rows, windows, parts of sequences", "[runtime][gpu][emulated]") {
+  CodedCase c{.k_dim = 128, .v_dim = 128, .page_size = 16};
+  const TensorPlan coded = widths_plan(widths_of_words(12, 128), 1, ScaleType::fp16, false, 2200);
+  c.k = coded, c.v = trellis_plan();
+  SECTION("keys are coded") {}
+  SECTION("values are coded") { std::swap(c.k, c.v); }
+  SECTION("both are") { c.v = widths_plan(widths_of_words(5, 128), 0, ScaleType::bf16, true, 2201); }
+  SECTION("groups have scales of their own") { c.v = plain_plan(3, 3, 16, ScaleType::fp32); }
+  add_rotation(c.k, 128, 2202), add_hadamard(c.v, 128, 2203), add_center(c.v, 128, 2204);
+  c.lengths = {90, 1, 0, 40, 5}, c.sink_tokens = 3, c.recent_tokens = 37;
+  check_coded_rows(c);
+  c.first = {35, 0, 0, 2, 4}, c.last = {80, 1, 0, 21, 4}, c.bf16 = false;
+  check_coded_rows(c);
+  c.first = c.last = {}, c.poisoned = 19;
+  check_coded_rows(c);
+  c.poisoned = -1, c.lost = 3, c.bits = true;
+  CHECK(dequantize_coded(c).fault == static_cast<int>(FaultCode::page));
+}
+
+TEST_CASE("Prefill over coded rows by tuned kernels", "[runtime][gpu][emulated]") {
+  CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {45, 0, 17}, .sink_tokens = 4, .recent_tokens = 10};
+  c.k = widths_plan(widths_of_words(12, 128), 1, ScaleType::fp16, false, 2300);
+  c.v = plain_plan(3, 3, 128, ScaleType::fp16), c.bits = true;
+  add_rotation(c.k, 128, 2301);
+  const CodedOutcome outcome = prefill_coded(c, {9, 20, 3});
+  CHECK(outcome.failure == "");
+  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
+  CHECK(outcome.lse_error <= 1e-2);
 }
 
 TEST_CASE("Rows with centroids by their tuned kernel", "[runtime][gpu][emulated]") {
@@ -443,7 +521,7 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
 
 TEST_CASE("Prefill over linear rows", "[runtime][gpu][emulated]") {
   CodedCase c{.k = trellis_plan(), .v = trellis_plan(), .k_dim = 128, .v_dim = 128, .lengths = {145, 0, 17}};
-  c.linear = true;
+  c.bits = true;
   std::vector<int> chunks = {9, 20, 3};
   SECTION("windows, a center") {
     c.sink_tokens = 4, c.recent_tokens = 30;

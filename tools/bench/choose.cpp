@@ -103,10 +103,11 @@ const DequantizeVariant& choose_prefill(const std::string& k, const std::string&
   const auto [key, value] = parse_sides(k, v, head_dim);
   const DequantizeVariant* row = find_dequantize_variant(
       {.k = key.side, .v = value.side, .k_bfloat = key.bfloat, .v_bfloat = value.bfloat, .bf16 = bf16});
-  if (!row && dequantizes_linear(key.side, value.side)) {
-    static DequantizeVariant linear;  // a run has one
-    linear = linear_dequantize({key.side, value.side, key.bfloat, value.bfloat}, bf16);
-    row = &linear;
+  if (!row && dequantizes_coded(key.side) && dequantizes_coded(value.side)) {
+    static DequantizeVariant bits;  // a run has one
+    bits = bits_dequantize({key.side, value.side, key.bfloat, value.bfloat},
+                           {!is_linear_format(key.side), !is_linear_format(value.side)}, bf16);
+    row = &bits;
   }
   if (!row || !find_prefill_variant(*row))
     throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)),

@@ -8,7 +8,6 @@
 #include <kvq/core/error.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/prepare.h>
-#include <kvq/runtime/row_code_data.h>
 
 #include <fmt/format.h>
 
@@ -44,20 +43,6 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
       c.context, [&](int t) { return keys.at(t); }, [&](int t) { return values.at(t); }, k.plans.back(), v.plans.back(),
       floats_at(q + all - elements, elements, c.variant->bf16), dim, static_cast<double>(softmax_scale));
   return relative_error(std::span(found).last(elements), expected);
-}
-
-/// What kernels know of the rows of a side in bit tiles.
-RowCode code_of(Memory& memory, const DecodeCase& c, const TileSide& side, bool bfloat) {
-  const RowCodeData data =
-      row_code_data(for_heads(bit_plan(side, bfloat), c.num_kv_heads), c.num_kv_heads, side.head_dim);
-  RowCode code = data.values;
-  if (!data.segments.programs.empty()) {
-    code.programs = memory.put(data.segments.programs);
-    code.program_taps = {memory.put(data.segments.weights), memory.put(data.segments.sources), 1};
-  }
-  code.heads = memory.put(data.heads), code.tables = memory.put(data.tables), code.weights = memory.put(data.weights);
-  code.levels = memory.put(data.levels);
-  return code;
 }
 
 /// The write of a case's new tokens, with the rotations of its cache. Affine sides with dense rotations are clipped, as
@@ -147,15 +132,15 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  if (variant.k.is_bits()) p.cache.code_k = code_of(memory, c, variant.k, variant.k_bfloat);
-  if (variant.v.is_bits()) p.cache.code_v = code_of(memory, c, variant.v, variant.v_bfloat);
+  if (variant.k.is_bits()) p.cache.code_k = bits_code(memory, variant.k, variant.k_bfloat, c.num_kv_heads);
+  if (variant.v.is_bits()) p.cache.code_v = bits_code(memory, variant.v, variant.v_bfloat, c.num_kv_heads);
   if (variant.k.index_bytes > 0) p.cache.code_k = centroid_code(memory, k, variant.k, Side::k);
   if (variant.v.index_bytes > 0) p.cache.code_v = centroid_code(memory, v, variant.v, Side::v);
   p.cache.rotation_k = variant.tuned && is_linear_format(variant.k)
-                           ? linear_rotation(memory, k, variant.k, variant.k_bfloat, Side::k)
+                           ? bits_rotation(memory, k, variant.k, variant.k_bfloat, Side::k)
                            : key_rotation(memory, k);
   p.cache.rotation_v = variant.tuned && is_linear_format(variant.v)
-                           ? linear_rotation(memory, v, variant.v, variant.v_bfloat, Side::v)
+                           ? bits_rotation(memory, v, variant.v, variant.v_bfloat, Side::v)
                            : value_rotation(memory, v);
   if (c.new_tokens > 1) {
     std::vector<std::int32_t> q_indptr;

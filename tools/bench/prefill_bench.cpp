@@ -104,11 +104,14 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
   const Faults faults;
   p.cache.faults = faults.record();
   p.num_tokens = c.batch * c.chunk, p.max_queries = c.chunk, p.max_keys = c.prefix + c.chunk;
-  if (c.rows->k.is_bits() && c.rows->k.table_bits == 0)
-    p.cache.rotation_k = linear_rotation(memory, k, c.rows->k, c.rows->k_bfloat, Side::k),
-    p.cache.rotation_v = linear_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
-  else
+  if (c.rows->k.is_bits()) {
+    p.cache.rotation_k = bits_rotation(memory, k, c.rows->k, c.rows->k_bfloat, Side::k),
+    p.cache.rotation_v = bits_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
+    p.cache.code_k = bits_code(memory, c.rows->k, c.rows->k_bfloat, c.num_kv_heads),
+    p.cache.code_v = bits_code(memory, c.rows->v, c.rows->v_bfloat, c.num_kv_heads);
+  } else {
     p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
+  }
   if (c.rows->k.index_bytes > 0) p.cache.code_k = centroid_code(memory, k, c.rows->k, Side::k);
   if (c.rows->v.index_bytes > 0) p.cache.code_v = centroid_code(memory, v, c.rows->v, Side::v);
   p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * dim;

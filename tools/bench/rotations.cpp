@@ -5,7 +5,9 @@
 #include <kvq/codec/linear_basis.h>
 #include <kvq/codec/rotation_matrix.h>
 #include <kvq/plan/kernel_limits.h>
+#include <kvq/runtime/checks.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/runtime/row_code_data.h>
 
 #include <cmath>
 
@@ -107,10 +109,12 @@ DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations) {
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
   return on_device(memory, rotations, rotations.results);
 }
-DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
-                               Side side) {
+DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
+                             Side side) {
+  const bool linear = is_linear_format(tiles);
   const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
-  const std::vector<double> basis = linear_basis(bit_plan(tiles, bfloat), 0, dim, side, bits);
+  const std::vector<double> basis =
+      linear ? linear_basis(bit_plan(tiles, bfloat), 0, dim, side, bits) : std::vector<double>();
   std::vector<float> bases, inverses;
   for (const TensorPlan& plan : rotations.plans) {
     bases.insert(bases.end(), basis.begin(), basis.end());
@@ -119,10 +123,25 @@ DeviceRotation linear_rotation(Memory& memory, const HeadRotations& rotations, c
   }
   DeviceRotation rotation = side == Side::k ? key_rotation(memory, rotations) : value_rotation(memory, rotations);
   rotation.per_head = true;
+  rotation.row_matrices = memory.put(
+      row_matrices(rotations.plans.size(), inverses, bases, dim, linear ? tiles.row_words : 0, side == Side::v));
+  if (!linear) return rotation;
   const HostTaps taps = linear_taps(bases, dim, bits, side == Side::v);
   rotation.taps = {memory.put(taps.weights), memory.put(taps.sources), taps.count};
-  rotation.linear_rows = memory.put(linear_dequantize_matrices(inverses, bases, dim, tiles.row_words, side == Side::v));
   return rotation;
+}
+
+RowCode bits_code(Memory& memory, const TileSide& tiles, bool bfloat, int num_kv_heads) {
+  const RowCodeData data =
+      row_code_data(for_heads(bit_plan(tiles, bfloat), num_kv_heads), num_kv_heads, tiles.head_dim);
+  RowCode code = data.values;
+  if (!data.segments.programs.empty()) {
+    code.programs = memory.put(data.segments.programs);
+    code.program_taps = {memory.put(data.segments.weights), memory.put(data.segments.sources), 1};
+  }
+  code.heads = memory.put(data.heads), code.tables = memory.put(data.tables), code.weights = memory.put(data.weights);
+  code.levels = memory.put(data.levels);
+  return code;
 }
 
 RowCode centroid_code(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, Side side) {

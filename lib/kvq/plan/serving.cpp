@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 namespace kvq {
 
@@ -17,8 +18,8 @@ struct LayerFormat {
   SideFormat k, v;
   int k_dim = 0, v_dim = 0, heads = 0;  ///< heads: query heads of a KV head
   Activation activation = Activation::bf16;
-  bool dequantizes_linear = false;  ///< linear rows that the tuned dequantize takes, without a row of its own
-  bool writes_codebooks = false;    ///< likewise rows of one group of codebook codes and the tuned write
+  bool dequantizes_bits = false;  ///< bit tiles that the tuned dequantize takes, without a row of variants.json
+  bool writes_codebooks = false;  ///< likewise rows of one group of codebook codes and the tuned write
 };
 
 LayerFormat format_of(const LayerGeometry& geometry, SideFormat k, SideFormat v, Activation activation) {
@@ -42,7 +43,8 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
   const LayerGeometry& g = plan.geometry;
   LayerFormat format =
       format_of(g, format_of(plan.k, pages.k, g.num_kv_heads), format_of(*plan.v, pages.v, g.num_kv_heads), activation);
-  format.dequantizes_linear = has_linear_bit_tiles(plan, pages) && dequantizes_linear(pages.k, pages.v);
+  format.dequantizes_bits = tuned_rows(plan.k, pages.k, g.num_kv_heads) != TunedRows::none &&
+                            tuned_rows(*plan.v, pages.v, g.num_kv_heads) != TunedRows::none;
   format.writes_codebooks = codebook_row_bits(plan.k, g.head_dim) > 0 && codebook_row_bits(*plan.v, g.v_head_dim) > 0;
   return format;
 }
@@ -56,7 +58,7 @@ bool fits(const KernelRow& row, const LayerFormat& format) {
 
 KernelKind kernel_of(KernelVerb verb, const LayerFormat& format, std::span<const KernelRow> tuned) {
   if (verb == KernelVerb::prefill && format.heads > kMostPrefillHeads) return KernelKind::none;
-  if (verb == KernelVerb::dequantize && format.dequantizes_linear) return KernelKind::tuned;
+  if (verb == KernelVerb::dequantize && format.dequantizes_bits) return KernelKind::tuned;
   if (verb == KernelVerb::quantize_write && format.writes_codebooks) return KernelKind::tuned;
   for (const KernelRow& row : tuned)
     if (row.verb == verb && fits(row, format)) return KernelKind::tuned;
@@ -91,11 +93,12 @@ const char* to_string(KernelKind kind) {
 
 const char* to_string(Activation activation) { return activation == Activation::bf16 ? "bf16" : "fp16"; }
 
-bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages) {
-  const LayerGeometry& g = plan.geometry;
-  return (pages.k.is_bits() || pages.v.is_bits()) &&
-         (!pages.k.is_bits() || has_linear_rows(plan.k, g.num_kv_heads, g.head_dim)) &&
-         (!pages.v.is_bits() || has_linear_rows(*plan.v, g.num_kv_heads, g.v_head_dim));
+TunedRows tuned_rows(const TensorPlan& plan, const TileSide& tiles, int num_kv_heads) {
+  if (dequantizes_linear(tiles) && has_linear_rows(plan, num_kv_heads, tiles.head_dim)) return TunedRows::linear;
+  const auto* uniform = std::get_if<UniformCoder>(&plan.coder);
+  const bool decodes =
+      std::holds_alternative<CodebookCoder>(plan.coder) || (uniform && uniform->levels == UniformLevels::symmetric);
+  return decodes && dequantizes_coded(tiles) ? TunedRows::coded : TunedRows::none;
 }
 
 SideFormat side_format(const TensorPlan& plan, int num_kv_heads, int dim) {

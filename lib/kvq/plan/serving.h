@@ -31,9 +31,12 @@ struct ServedBy {
   bool operator==(const ServedBy&) const = default;
 };
 
-/// Whether all rows in a layer's bit tiles are linear (linear_rows.h). Tuned kernels for bit tiles take no others,
-/// although names of formats say only sizes.
-bool has_linear_bit_tiles(const LayerPlan& plan, const PageLayout& pages);
+/// How tuned kernels dequantize the rows in one side's bit tiles; names of formats say only sizes. Both sides of a
+/// layer need one. none: they do not, or there are no bit tiles; linear: as products with their bits (linear_rows.h);
+/// coded: decoded first, codebook and symmetric codes of any widths.
+enum class TunedRows : std::uint8_t { none, linear, coded };
+/// @param plan  of one side, valid  @param tiles  tile_side() of it
+TunedRows tuned_rows(const TensorPlan& plan, const TileSide& tiles, int num_kv_heads);
 
 /// What tuned kernels ask of one side's rows.
 struct SideFormat {

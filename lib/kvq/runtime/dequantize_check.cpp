@@ -31,8 +31,8 @@ const DequantizeVariant* find_dequantize_variant(const DequantizeKey& key) {
 Status check_cache(const char* verb, const DequantizeVariant& variant, const PagedCacheView& c) {
   const Status view = check_cache_view(verb, c, variant.k, variant.v);
   if (!view.ok()) return view;
-  if (const Status status = variant.tuned ? check_centroids(verb, c, variant.k, variant.v)
-                                          : check_row_codes(verb, c, variant.k, variant.v);
+  if (const Status status = variant.tuned && !variant.decoded.any() ? check_centroids(verb, c, variant.k, variant.v)
+                                                                    : check_row_codes(verb, c, variant.k, variant.v);
       !status.ok())
     return status;
   for (const auto& [side, tile, code] :
@@ -42,9 +42,9 @@ Status check_cache(const char* verb, const DequantizeVariant& variant, const Pag
                           "%s: %s: rows with centroids need `centroids`, aligned to 16 bytes", verb, side);
   if (variant.tuned && variant.k.is_bits())
     for (const DeviceRotation* rotation : {&c.rotation_k, &c.rotation_v})
-      if (!rotation->linear_rows || !aligned_to_16(rotation->linear_rows))
+      if (!rotation->row_matrices || !aligned_to_16(rotation->row_matrices))
         return Status::fail(StatusCode::invalid_argument,
-                            "%s: linear rows: their matrices must not be null, and aligned to 16 bytes", verb);
+                            "%s: rows in bit tiles: their matrices must not be null, and aligned to 16 bytes", verb);
   const Status k = check_rotation(verb, "k", c.rotation_k, variant.k.head_dim);
   return k.ok() ? check_rotation(verb, "v", c.rotation_v, variant.v.head_dim) : k;
 }

@@ -130,35 +130,40 @@ DeviceImage::SideOffsets DeviceImage::add_side(const TensorPlan& plan, const Lay
   return side;
 }
 
-void DeviceImage::add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
-                             Side which, const TileSide& tiles, LinearKernels linear) {
-  if (!linear.decode && !linear.dequantize) return;
-  if (!is_linear_format(tiles)) return;  // decode of other keys, beside linear values
-  const int row_words = tiles.row_words;
-  const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1, row_bits = 32 * row_words;
+void DeviceImage::add_bits(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded,
+                           Side which, const TileSide& tiles, BitKernels kernels) {
+  const bool decoded = which == Side::v ? kernels.decoded.v : kernels.decoded.k,
+             takes_bits = is_linear_format(tiles) && (kernels.decode || (kernels.dequantize && !decoded));
+  if (!takes_bits && !(kernels.dequantize && decoded)) return;
+  const int dim = geometry.dim(which), entries = side.per_head ? geometry.num_kv_heads : 1,
+            row_bits = 32 * tiles.row_words;
   std::vector<float> bases, matrices;
   for (int head = 0; head < entries; ++head) {
-    const std::vector<double> basis = linear_basis(plan, head, dim, which, row_bits);
-    bases.insert(bases.end(), basis.begin(), basis.end());
+    if (takes_bits) {
+      const std::vector<double> basis = linear_basis(plan, head, dim, which, row_bits);
+      bases.insert(bases.end(), basis.begin(), basis.end());
+    }
     // Hadamard blocks, too, are a matrix here; maps that are folded are none.
     const std::vector<double> inverse = folded ? std::vector<double>() : inverse_matrix(plan.rotation, head, dim);
     matrices.insert(matrices.end(), inverse.begin(), inverse.end());
   }
-  if (linear.dequantize)
-    side.linear_rows = put(linear_dequantize_matrices(matrices, bases, dim, row_words, which == Side::v));
-  if (!linear.decode) return;
+  if (kernels.dequantize)
+    side.row_matrices =
+        put(row_matrices(static_cast<std::size_t>(entries), matrices, decoded ? std::vector<float>() : bases, dim,
+                         decoded ? 0 : tiles.row_words, which == Side::v));
+  if (!takes_bits || !kernels.decode) return;
   const HostTaps taps = linear_taps(bases, dim, row_bits, which == Side::v);
   side.tap_weights = put(taps.weights), side.tap_sources = put(taps.sources), side.num_taps = taps.count;
 }
 
-void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages, LinearKernels linear) {
+void DeviceImage::add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages, BitKernels kernels) {
   const LayerGeometry& g = plan.geometry;
   const TensorPlan k = folded.k_scales ? without_scales(plan.k) : plan.k;
   Layer layer;
   layer.k = add_side(k, g, folded.k, Side::k, bf16);
   layer.v = add_side(*plan.v, g, folded.v, Side::v, bf16);
-  add_linear(layer.k, k, g, folded.k, Side::k, pages.k, linear);
-  add_linear(layer.v, *plan.v, g, folded.v, Side::v, pages.v, linear);
+  add_bits(layer.k, k, g, folded.k, Side::k, pages.k, kernels);
+  add_bits(layer.v, *plan.v, g, folded.v, Side::v, pages.v, kernels);
   layers_.push_back(layer);
 }
 
@@ -199,7 +204,7 @@ LayerPointers DeviceImage::pointers(std::size_t i, const std::byte* base) const 
         .factors = floats(s.factors),
         .sizes = floats(s.sizes),
         .taps = {floats(s.tap_weights), reinterpret_cast<const std::uint16_t*>(at(s.tap_sources)), s.num_taps},
-        .linear_rows = at(s.linear_rows),
+        .row_matrices = at(s.row_matrices),
     };
   };
   const Layer& layer = layers_[i];

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/plan/layer_plan.h>
+#include <kvq/runtime/kernels/common/dequantize_variant.h>
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/quantize_write/params.h>
 
@@ -27,9 +28,11 @@ struct LayerPointers {
   RowCode code_k = {}, code_v = {};  ///< for reading; write_k and write_v have them, too
 };
 
-/// Which kernels of a layer take linear rows: those of decode and dequantization read Theta, in layouts of their own.
-struct LinearKernels {
+/// Which tuned kernels for bit tiles a layer has: decode and dequantization read Theta of linear rows, in layouts of
+/// their own.
+struct BitKernels {
   bool decode = false, dequantize = false;
+  DecodedSides decoded = {};  ///< of dequantization: needs only the inverse of the rotation
 };
 
 /// The constant data that kernels read for some layers: signs or factors, matrices (for reading the cache A^-T of keys
@@ -40,10 +43,10 @@ class DeviceImage {
   /// @param plan  plan of one rank (see slice()), valid, with values; nothing is folded of a side with centroids
   /// @param bf16  activations are bfloat16, else fp16
   /// @param pages   of the layer
-  /// @param linear  with decode there are DeviceRotation::taps, with dequantize DeviceRotation::linear_rows
+  /// @param kernels  with decode there are DeviceRotation::taps, with dequantize DeviceRotation::row_matrices
   /// @throws      Error{unsupported} for a dense rotation of a head_dim that cannot be packed, and for what
   ///              write_factors() refuses
-  void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages = {}, LinearKernels linear = {});
+  void add(const LayerPlan& plan, Folded folded, bool bf16, const PageLayout& pages = {}, BitKernels kernels = {});
 
   std::span<const std::byte> bytes() const { return bytes_; }
   /// @param i     index of the layer, in the order of add()
@@ -54,8 +57,8 @@ class DeviceImage {
   /// Offsets of one side, and the parameters that are no arrays.
   struct SideOffsets {
     std::optional<std::size_t> signs = {};
-    std::optional<std::size_t> matrix = {}, fragments = {};                           ///< for reading, in two layouts
-    std::optional<std::size_t> linear_rows = {}, tap_weights = {}, tap_sources = {};  ///< for reading
+    std::optional<std::size_t> matrix = {}, fragments = {};                            ///< for reading, in two layouts
+    std::optional<std::size_t> row_matrices = {}, tap_weights = {}, tap_sources = {};  ///< for reading
     int num_taps = 0;
     std::optional<std::size_t> factors = {}, sizes = {};             ///< for reading
     std::optional<std::size_t> packed = {};                          ///< for writing
@@ -75,9 +78,9 @@ class DeviceImage {
   };
   SideOffsets add_side(const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which, bool bf16);
   void add_code(SideOffsets& side, const TensorPlan& plan, int num_kv_heads, int dim);
-  /// Adds Theta of a side's linear rows.
-  void add_linear(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
-                  const TileSide& tiles, LinearKernels linear);
+  /// Adds what tuned kernels for bit tiles multiply by.
+  void add_bits(SideOffsets& side, const TensorPlan& plan, const LayerGeometry& geometry, bool folded, Side which,
+                const TileSide& tiles, BitKernels kernels);
   template <typename T>
   std::optional<std::size_t> put(const std::vector<T>& values);
 

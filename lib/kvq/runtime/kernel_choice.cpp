@@ -1,6 +1,5 @@
 #include <kvq/core/error.h>
 #include <kvq/plan/linear_rows.h>
-#include <kvq/plan/serving.h>
 #include <kvq/plan/table_rows.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
@@ -63,9 +62,9 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
 
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
-         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && linear == other.linear &&
-         k_linear == other.k_linear && v_linear == other.v_linear && k_codebook_bits == other.k_codebook_bits &&
-         v_codebook_bits == other.v_codebook_bits;
+         v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && k_rows == other.k_rows &&
+         v_rows == other.v_rows && k_linear == other.k_linear && v_linear == other.v_linear &&
+         k_codebook_bits == other.k_codebook_bits && v_codebook_bits == other.v_codebook_bits;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
@@ -76,7 +75,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .v_bfloat = has_bfloat_scales(*plan.v),
       .heads = plan.geometry.queries_per_kv_head(),
       .bf16 = bf16,
-      .linear = has_linear_bit_tiles(plan, pages),
+      .k_rows = tuned_rows(plan.k, pages.k, plan.geometry.num_kv_heads),
+      .v_rows = tuned_rows(*plan.v, pages.v, plan.geometry.num_kv_heads),
       .k_linear = pages.k.is_bits() && has_linear_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim),
       .v_linear = pages.v.is_bits() && has_linear_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim),
       .k_codebook_bits = codebook_row_bits(plan.k, pages.k.head_dim),
@@ -94,7 +94,7 @@ bool decodes_linear_rows(const KernelKey& key) {
   return row && (is_linear_format(row->k) || is_linear_format(row->v));
 }
 
-bool dequantizes_linear_rows(const KernelKey& key) { return key.linear && dequantizes_linear(key.k, key.v); }
+bool dequantizes_bits(const KernelKey& key) { return key.k_rows != TunedRows::none && key.v_rows != TunedRows::none; }
 
 DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
   if (const DecodeVariant* row = find_tuned_decode(key, new_tokens)) return *row;
@@ -113,7 +113,9 @@ WriteVariant choose_write(const KernelKey& key) {
 DequantizeVariant choose_dequantize(const KernelKey& key) {
   if (const DequantizeVariant* row = find_dequantize_variant({key.k, key.v, key.k_bfloat, key.v_bfloat, key.bf16}))
     return *row;
-  if (dequantizes_linear_rows(key)) return linear_dequantize({key.k, key.v, key.k_bfloat, key.v_bfloat}, key.bf16);
+  if (dequantizes_bits(key))
+    return bits_dequantize({key.k, key.v, key.k_bfloat, key.v_bfloat},
+                           {key.k_rows == TunedRows::coded, key.v_rows == TunedRows::coded}, key.bf16);
   return generic_dequantize(generic_format("dequantize", dequantize_variants(), key), key.bf16);
 }
 

@@ -2,6 +2,7 @@
 
 #include <kvq/core/status.h>
 #include <kvq/plan/layer_pages.h>
+#include <kvq/plan/serving.h>
 #include <kvq/runtime/kernels/decode/variant.h>
 #include <kvq/runtime/kernels/dequantize/variant.h>
 #include <kvq/runtime/kernels/prefill/variant.h>
@@ -16,7 +17,7 @@ struct KernelKey {
   bool k_bfloat = false, v_bfloat = false;
   int heads = 0;  ///< query heads of a KV head
   bool bf16 = true;
-  bool linear = false;                           ///< all rows in bit tiles are linear (has_linear_bit_tiles())
+  TunedRows k_rows = TunedRows::none, v_rows = TunedRows::none;
   bool k_linear = false, v_linear = false;       ///< those of a side are, and it has bit tiles
   int k_codebook_bits = 0, v_codebook_bits = 0;  ///< codebook_row_bits()
   bool operator==(const KernelKey&) const;
@@ -28,10 +29,11 @@ const DecodeVariant* find_tuned_decode(const KernelKey& key, int new_tokens = 1)
 /// Whether that kernel is one for linear rows, which reads other fragments of rotations (DeviceRotation).
 bool decodes_linear_rows(const KernelKey& key);
 
-/// Whether choose_dequantize() takes the kernel for linear rows, which reads DeviceRotation::linear_rows.
-bool dequantizes_linear_rows(const KernelKey& key);
+/// Whether choose_dequantize() takes the kernels for rows in bit tiles, which read DeviceRotation::row_matrices.
+bool dequantizes_bits(const KernelKey& key);
 
-/// A tuned variant (an entry of variants.json, or the one for linear rows) if there is one, else the generic kernels.
+/// A tuned variant (an entry of variants.json, or the one for rows in bit tiles) if there is one, else the generic
+/// kernels.
 /// @throws  Error{unsupported} with the format, the limits of the generic kernels and the nearest tuned variants
 /// @param new_tokens  of a sequence: a variant with rows for all of them, or for as many as any variant has
 DecodeVariant choose_decode(const KernelKey& key, int new_tokens = 1);

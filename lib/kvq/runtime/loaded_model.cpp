@@ -170,7 +170,7 @@ LoadedModel load_model(const std::filesystem::path& path, const ModelClaim& clai
     layer.windows = window_layouts_of(layer.pages, model.windows, claim.max_step_tokens);
     if (const auto golden = artifact.golden.find(plans[i]->layer); golden != artifact.golden.end())
       layer.golden = slice(golden->second, *plans[i], heads);
-    model.image.add(layer.plan, layer.folded, claim.bf16, layer.pages, linear_kernels(layer.key));
+    model.image.add(layer.plan, layer.folded, claim.bf16, layer.pages, bit_kernels(layer.key));
     model.layers.push_back(std::move(layer));
   }
   return model;

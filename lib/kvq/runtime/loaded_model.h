@@ -60,8 +60,10 @@ struct LoadedModel {
 };
 
 /// What DeviceImage::add() needs to know of a layer's kernels.
-inline LinearKernels linear_kernels(const KernelKey& key) {
-  return {.decode = decodes_linear_rows(key), .dequantize = dequantizes_linear_rows(key)};
+inline BitKernels bit_kernels(const KernelKey& key) {
+  return {.decode = decodes_linear_rows(key),
+          .dequantize = dequantizes_bits(key),
+          .decoded = {key.k_rows == TunedRows::coded, key.v_rows == TunedRows::coded}};
 }
 
 /// @throws  Error{usage} for a claim that contradicts itself, Error{check_failed} for an artifact of another model,

@@ -203,16 +203,16 @@ HostTaps linear_taps(std::span<const float> bases, int head_dim, int row_bits, b
   return all;
 }
 
-std::vector<std::byte> linear_dequantize_matrices(std::span<const float> inverses, std::span<const float> bases,
-                                                  int head_dim, int row_words, bool value) {
+std::vector<std::byte> row_matrices(std::size_t entries, std::span<const float> inverses, std::span<const float> bases,
+                                    int head_dim, int row_words, bool value) {
   if (head_dim % LinearRowsLayout::kColumns != 0) return {};
   const LinearRowsLayout layout{head_dim, row_words};
   const auto dim = static_cast<std::size_t>(head_dim), bits = static_cast<std::size_t>(32 * row_words),
-             heads = bases.size() / (dim * bits), bytes = static_cast<std::size_t>(layout.bytes());
-  const std::vector<float> all = rotations_or_identity(inverses, heads, dim);
-  std::vector<std::byte> out(heads * bytes);
+             bytes = static_cast<std::size_t>(layout.bytes());
+  const std::vector<float> all = rotations_or_identity(inverses, entries, dim);
+  std::vector<std::byte> out(entries * bytes);
   std::vector<double> of_bits(bits * dim);
-  for (std::size_t h = 0; h < heads; ++h) {
+  for (std::size_t h = 0; h < entries; ++h) {
     const std::span inverse = std::span(all).subspan(h * dim * dim, dim * dim);
     std::fill(of_bits.begin(), of_bits.end(), 0.0);
     for (std::size_t c = 0; c < dim; ++c)

@@ -74,11 +74,14 @@ struct HostTaps {
 /// @param bases  [n, D, B] Theta; B and D are multiples of 32
 HostTaps linear_taps(std::span<const float> bases, int head_dim, int row_bits, bool value);
 
-/// What linear rows are dequantized by: Theta^T A^-1 over A^-1, laid out for the kernel. A decoded row is x_rot @ A^-1.
-/// @param inverses  [n, D, D], or empty: x is x_rot
-/// @param bases     [n, D, B]
-/// @return          n times LinearRowsLayout{head_dim, row_words}.bytes(); empty if D is no multiple of 64
-std::vector<std::byte> linear_dequantize_matrices(std::span<const float> inverses, std::span<const float> bases,
-                                                  int head_dim, int row_words, bool value);
+/// What rows in bit tiles are dequantized by: Theta^T A^-1 over A^-1, laid out for the kernels. A decoded row is
+/// x_rot @ A^-1.
+/// @param entries    n, heads with matrices of their own
+/// @param inverses   [n, D, D], or empty: x is x_rot
+/// @param bases      [n, D, B] of linear rows
+/// @param row_words  B / 32; 0: rows are decoded first, so only A^-1 is needed
+/// @return           n times LinearRowsLayout{head_dim, row_words}.bytes(); empty if D is no multiple of 64
+std::vector<std::byte> row_matrices(std::size_t entries, std::span<const float> inverses, std::span<const float> bases,
+                                    int head_dim, int row_words, bool value);
 
 }  // namespace kvq

@@ -160,10 +160,32 @@ TEST_CASE("Bit tiles have generic kernels, linear rows tuned ones that read", "[
   plan = layer(trellis(2), trellis(2));
   plan.v->coder = CodebookCoder{.bits = 2, .group_size = 128, .tables = {{2, {-3.0f, 0.5f, 1.0f, 4.0f}}}};
   CHECK(cache_format_name(plan) == "w8n1");
-  CHECK(kinds(plan) == "gggt");
+  CHECK(kinds(plan) == "ggtt");
   // The write takes any codebook, of both sides.
   plan.k = *plan.v;
-  CHECK(kinds(plan) == "gtgt");
+  CHECK(kinds(plan) == "gttt");
   std::get<CodebookCoder>(plan.k.coder).rule = ScaleRule::least_squares;
-  CHECK(kinds(plan) == "gggt");
+  CHECK(kinds(plan) == "ggtt");
+}
+
+TEST_CASE("Codebook and symmetric codes in bit tiles have a tuned dequantize", "[plan]") {
+  TensorPlan book, uniform;
+  const auto set = [&](int bits, int group_size) {
+    std::vector<float> table;
+    for (int i = 0; i < 1 << bits; ++i) table.push_back(static_cast<float>(i * i + 1));
+    book.coder = CodebookCoder{.bits = bits, .group_size = group_size, .tables = {{bits, table}}};
+    uniform.coder = UniformCoder{.bits = bits, .group_size = group_size, .levels = UniformLevels::symmetric};
+  };
+  set(3, 16);
+  CHECK(kinds(layer(book, uniform)) == "ggtt");
+  set(3, 8);  // 16 scales
+  CHECK(kinds(layer(book, book)) == "gggt");
+  set(1, 16);
+  CHECK(kinds(layer(uniform, book)) == "ggtt");
+  set(5, 128);  // 20 words
+  CHECK(kinds(layer(book, book)) == "gggt");
+  set(3, 16);
+  CHECK(kinds(layer(book, book, 64)) == "gggt");
+  CHECK(kinds(layer(book, affine(3, 16))) == "gggt");
+  CHECK(kinds(layer(affine(4, 128), book)) == "gggt");
 }

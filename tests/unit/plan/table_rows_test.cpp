@@ -175,7 +175,7 @@ TEST_CASE("Codebook codes of 3 and 4 bits have decode kernels", "[plan]") {
   const auto decode = [&] { return served_by(plan, Activation::bf16).by(KernelVerb::decode); };
   CHECK(cache_format_name(plan) == "w12n1t3");
   CHECK(decode() == KernelKind::tuned);
-  CHECK(served_by(plan, Activation::bf16).by(KernelVerb::dequantize) == KernelKind::generic);
+  CHECK(served_by(plan, Activation::bf16).by(KernelVerb::dequantize) == KernelKind::tuned);
   plan.k = table_plan(4), plan.v = table_plan(4);
   CHECK(cache_format_name(plan) == "w16n1t4");
   CHECK(decode() == KernelKind::tuned);

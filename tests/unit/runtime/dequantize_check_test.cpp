@@ -88,18 +88,18 @@ TEST_CASE("Caches that cannot be read are refused by name", "[runtime]") {
 
 TEST_CASE("Linear rows without their matrices are refused", "[runtime]") {
   const TileSide rows{.head_dim = 128, .bits = 0, .group_size = 128, .numbers = 1, .row_words = 8};
-  const DequantizeVariant linear = linear_dequantize({rows, rows}, true);
+  const DequantizeVariant linear = bits_dequantize({rows, rows}, {}, true);
   CHECK(linear.tuned);
   CHECK(linear.to_tiles != nullptr);
   DequantizeParams p = good();
   p.cache.sink_layout.coded_v = p.cache.ring_layout.coded_v = rows;
-  p.cache.rotation_k.linear_rows = p.cache.rotation_v.linear_rows = p.cache.pages;
+  p.cache.rotation_k.row_matrices = p.cache.rotation_v.row_matrices = p.cache.pages;
   CHECK(std::string(check_dequantize(linear, p).message()) == "");
   for (DeviceRotation* rotation : {&p.cache.rotation_k, &p.cache.rotation_v})
     for (const std::byte* wrong : {static_cast<const std::byte*>(nullptr), p.cache.pages + 8}) {
-      rotation->linear_rows = wrong;
+      rotation->row_matrices = wrong;
       CHECK_THAT(check_dequantize(linear, p).message(),
-                 Catch::Contains("linear rows: their matrices must not be null"));
-      rotation->linear_rows = p.cache.pages;
+                 Catch::Contains("rows in bit tiles: their matrices must not be null"));
+      rotation->row_matrices = p.cache.pages;
     }
 }

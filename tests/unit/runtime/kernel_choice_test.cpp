@@ -141,7 +141,7 @@ TEST_CASE("A tuned kernel for bit tiles takes linear rows with one number, no ot
   TensorPlan one_scale = mixed;
   one_scale.allocation->segment_gain.assign(kGainWidths, 1.0f);
 
-  const auto check = [](const TensorPlan& k, const TensorPlan& v, const char* format, bool linear) {
+  const auto check = [](const TensorPlan& k, const TensorPlan& v, const char* format, bool linear, bool dequantized) {
     const LayerPlan plan{
         .layer = 0,
         .geometry = {.num_q_heads = 4, .num_kv_heads = 1, .head_dim = 128, .v_head_dim = 128, .softmax_scale = 1.0},
@@ -151,20 +151,20 @@ TEST_CASE("A tuned kernel for bit tiles takes linear rows with one number, no ot
     INFO(format << ", linear " << linear);
     const PageLayout pages = page_layout_of(plan, 64);
     CHECK(cache_format_name(plan) == format);
-    CHECK(has_linear_bit_tiles(plan, pages) == linear);
     const KernelKey key = kernel_key(plan, pages, true);
-    CHECK(key.linear == linear);
+    CHECK((key.k_rows == TunedRows::linear && key.v_rows == TunedRows::linear) == linear);
     CHECK((find_tuned_decode(key) != nullptr) == linear);
     CHECK(decodes_linear_rows(key) == linear);
-    CHECK(dequantizes_linear_rows(key) == linear);
-    CHECK(choose_dequantize(key).tuned == linear);
+    CHECK(dequantizes_bits(key) == dequantized);
+    CHECK(choose_dequantize(key).tuned == dequantized);
     expect_agreement(plan, true);
   };
   for (const TensorPlan& good : {trellis, symmetric, one_scale}) {
-    check(good, good, "w8n1", true);
-    check(trellis, good, "w8n1", true);
-    check(skewed, good, "w8n1", false);
-    check(good, skewed, "w8n1", false);
+    check(good, good, "w8n1", true, true);
+    check(trellis, good, "w8n1", true, true);
+    // Rows that are not linear are decoded.
+    check(skewed, good, "w8n1", false, true);
+    check(good, skewed, "w8n1", false, true);
   }
-  check(mixed, mixed, "w8n3", false);
+  check(mixed, mixed, "w8n3", false, false);  // trellis codes with several scales
 }

@@ -486,7 +486,7 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
     REQUIRE(pages.k.is_bits());
     const int bits = 32 * pages.k.row_words;
     DeviceImage image, folded;
-    constexpr LinearKernels kBoth{.decode = true, .dequantize = true};
+    constexpr BitKernels kBoth{.decode = true, .dequantize = true};
     image.add(plan, {}, true, pages, kBoth), folded.add(plan, {.k = true, .v = true}, true, pages, kBoth);
     const LayerPointers p = image.pointers(0, image.bytes().data()), f = folded.pointers(0, folded.bytes().data());
     for (const Side which : kSides) {
@@ -503,12 +503,12 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
         CHECK(std::equal(taps.sources.begin(), taps.sources.end(), of->taps.sources));
       }
       const auto rows = [&](const std::vector<float>& matrix) {
-        return linear_dequantize_matrices(matrix, basis, dim, bits / 32, which == Side::v);
+        return row_matrices(1, matrix, basis, dim, bits / 32, which == Side::v);
       };
       const std::vector<std::byte> rows_whole = rows({inverse.begin(), inverse.end()}), rows_alone = rows({});
       if (rows_whole.empty()) continue;
-      CHECK(std::memcmp(rotation.linear_rows, rows_whole.data(), rows_whole.size()) == 0);
-      CHECK(std::memcmp(of_folded.linear_rows, rows_alone.data(), rows_alone.size()) == 0);
+      CHECK(std::memcmp(rotation.row_matrices, rows_whole.data(), rows_whole.size()) == 0);
+      CHECK(std::memcmp(of_folded.row_matrices, rows_alone.data(), rows_alone.size()) == 0);
     }
   }
 }

@@ -233,8 +233,8 @@ TEST_CASE("Matrices for the dequantization of linear rows are products, rounded 
   const std::vector<float> inverses = random_numbers(kHeads * kDim * kDim, 8),
                            bases = random_numbers(kHeads * kDim * kBits, 9);
   const bool value = GENERATE(false, true), rotated = GENERATE(false, true);
-  const std::vector<std::byte> all = linear_dequantize_matrices(
-      rotated ? std::span<const float>(inverses) : std::span<const float>(), bases, kDim, kBits / 32, value);
+  const std::vector<std::byte> all = row_matrices(
+      kHeads, rotated ? std::span<const float>(inverses) : std::span<const float>(), bases, kDim, kBits / 32, value);
   const LinearRowsLayout layout{kDim, kBits / 32};
   REQUIRE(all.size() == kHeads * static_cast<std::size_t>(layout.bytes()));
   const auto inverse = [&](std::size_t h, std::size_t i, std::size_t j) {

@@ -43,7 +43,7 @@ kvq_status kvq_selftest(const kvq_model* model, kvq_selftest_layer* layers, std:
     const std::size_t stride = capacity > 0 ? layers->struct_size : 0;
     DeviceImage unfolded;
     for (const LoadedLayer& layer : m.layers)
-      unfolded.add(layer.plan, Folded{}, m.claim.bf16, layer.pages, linear_kernels(layer.key));
+      unfolded.add(layer.plan, Folded{}, m.claim.bf16, layer.pages, bit_kernels(layer.key));
     const DeviceMemory image = to_device(unfolded.bytes(), stream);
     std::vector<SelftestLayer> results;
     results.reserve(m.layers.size());

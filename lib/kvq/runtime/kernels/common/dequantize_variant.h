@@ -12,14 +12,22 @@ struct DequantizeParams;
 struct PrefillParams;
 struct PrefillSlab;
 
-/// Sizes of one variant on one device, for launches; DequantizeVariant::plan() fills it.
-struct DequantizeLaunch {
-  CacheFormat format = {};  ///< of the variant
-  int blocks = 0;           ///< that are resident at once
-  int shared_bytes = 0;
+/// The sides whose rows a tuned kernel for bit tiles decodes; it multiplies those of other sides as bits.
+struct DecodedSides {
+  bool k = false, v = false;
+  constexpr bool any() const { return k || v; }
 };
 
-/// A tuned variant, one entry of variants.json; or the kernel of linear rows or the generic one for one format.
+/// Sizes of one variant on one device, for launches; DequantizeVariant::plan() fills it.
+struct DequantizeLaunch {
+  CacheFormat format = {};    ///< of the variant
+  DecodedSides decoded = {};  ///< likewise
+  int blocks = 0;             ///< that are resident at once
+  int shared_bytes = 0;
+  int decoding_blocks = 0;  ///< likewise of the kernel that decodes rows
+};
+
+/// A tuned variant, one entry of variants.json; or the kernels for bit tiles or the generic one for one format.
 struct DequantizeVariant {
   const char* name = "";
   TileSide k, v;
@@ -31,12 +39,13 @@ struct DequantizeVariant {
   /// exist for the head_dim.
   Status (*to_tiles)(const DequantizeLaunch& launch, const PrefillParams& params, const PrefillSlab& slab,
                      CUstream_st* stream) = nullptr;
-  bool tuned = true;  ///< an entry of variants.json, or of linear rows (is_bits()); else generic
+  bool tuned = true;          ///< an entry of variants.json, or of bit tiles (is_bits()); else generic
+  DecodedSides decoded = {};  ///< of bit tiles, if tuned
 
   CacheFormat format() const { return {k, v, k_bfloat, v_bfloat}; }
   /// Fills `launch` for the current device.
   Status plan(DequantizeLaunch& launch) const {
-    launch.format = format();
+    launch.format = format(), launch.decoded = decoded;
     return plan_kernel(launch);
   }
 };

@@ -23,8 +23,8 @@ struct DeviceRotation {
   const float* sizes = nullptr;  ///< [H, D] power of two above the largest magnitude of each column of A^-1. Null
                                  ///< with `matrix`: A is orthogonal, and all are 1
   LinearTaps taps = {};          ///< of linear rows, for decode
-  /// For dequantization of linear rows: linear_dequantize_matrices(), aligned to 16, or null.
-  const std::byte* linear_rows = nullptr;
+  /// For dequantization of rows in bit tiles: row_matrices(), aligned to 16, or null.
+  const std::byte* row_matrices = nullptr;
 };
 
 }  // namespace kvq

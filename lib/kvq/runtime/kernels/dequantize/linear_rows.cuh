@@ -230,7 +230,7 @@ __device__ __forceinline__ void dequantize_linear_side(unsigned char* shared, co
   const int lane = static_cast<int>(threadIdx.x) % 32;
 
   const DeviceRotation& rotation = kValue ? cache.rotation_v : cache.rotation_k;
-  const std::byte* from = rotation.linear_rows + std::int64_t{rotation.per_head ? head : 0} * layout.bytes() +
+  const std::byte* from = rotation.row_matrices + std::int64_t{rotation.per_head ? head : 0} * layout.bytes() +
                           first_column / T::kColumns * layout.block_bytes();
   for (int i = static_cast<int>(threadIdx.x) * 16; i < layout.block_bytes(); i += T::kThreads * 16)
     ptx::cp_async_16(ptx::shared_address(shared + i), from + i);
@@ -318,18 +318,23 @@ __device__ __forceinline__ void dequantize_linear_side(unsigned char* shared, co
   for_warp_tiles<T, false>(destination, kValue, head, first_column, worker, workers, whole, part);
 }
 
-/// Grid [workers, kColumnBlocks, 2 Hkv]: keys of all heads, then values.
+/// The sides that a launch dequantizes, the last dimension of its grid.
+struct LaunchedSides {
+  bool keys = true, values = true;
+  KVQ_HD constexpr int count() const { return keys + values; }
+  KVQ_HD constexpr bool is_value(int z, int heads) const { return !keys || z >= heads; }
+};
+
+/// Grid [workers, kColumnBlocks, sides * Hkv]: keys of all heads, then values.
 template <typename T, typename Destination>
 __global__ void __launch_bounds__(T::kThreads, T::kMinBlocks)
     linear_dequantize_kernel(const __grid_constant__ Destination destination,
-                             const __grid_constant__ CacheFormat format) {
+                             const __grid_constant__ CacheFormat format, LaunchedSides sides) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const int heads = destination.cache().num_kv_heads;
-  const bool value = static_cast<int>(blockIdx.z) >= heads;
-  const int head = static_cast<int>(blockIdx.z) - (value ? heads : 0);
+  const int heads = destination.cache().num_kv_heads, z = static_cast<int>(blockIdx.z), head = z % heads;
   const int first_column = static_cast<int>(blockIdx.y) * T::kColumns;
   const int worker = static_cast<int>(blockIdx.x), workers = static_cast<int>(gridDim.x);
-  if (value)
+  if (sides.is_value(z, heads))
     dequantize_linear_side<T, true>(memory, destination, format, head, first_column, worker, workers);
   else
     dequantize_linear_side<T, false>(memory, destination, format, head, first_column, worker, workers);

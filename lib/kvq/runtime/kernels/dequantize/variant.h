@@ -13,8 +13,9 @@ std::span<const DequantizeVariant* const> dequantize_variants();
 /// The generic variant of one format, for which generic_supports() must be true.
 DequantizeVariant generic_dequantize(const CacheFormat& format, bool bf16);
 
-/// The tuned variant for linear rows of one format, for which dequantizes_linear() must be true.
-DequantizeVariant linear_dequantize(const CacheFormat& format, bool bf16);
+/// The tuned variant for the bit tiles of one format. @param decoded  the sides whose rows are coded, else linear
+/// (tuned_rows() of plan/serving.h); dequantizes_coded() or dequantizes_linear() of their tiles must be true
+DequantizeVariant bits_dequantize(const CacheFormat& format, DecodedSides decoded, bool bf16);
 
 /// The format that a caller needs a variant for.
 struct DequantizeKey {
