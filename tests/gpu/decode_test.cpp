@@ -303,7 +303,8 @@ TEST_CASE("The rest of a long queue is claimed, of one format", "[runtime][gpu][
   check_long_queue(two_bits(), GENERATE(false, true), 2);
 }
 
-/// Blocks claim as those of one format do, so this is not emulated, where it takes minutes.
+/// Not on the emulated device, where it takes minutes: kernels of many rows claim KV chunks by the code that the test
+/// above runs there.
 TEST_CASE("The rest of a long queue is claimed in many rows", "[runtime][gpu]") {
   for (const DecodeVariant* variant : many_rows())
     if (!variant->bf16 && variant->max_rows == 8) check_long_queue(*variant, false, 8);

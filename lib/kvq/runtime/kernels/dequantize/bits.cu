@@ -30,7 +30,7 @@ cudaError_t prepare_kernel(Kernel kernel, int threads, int most, int bytes, int&
 }
 
 template <int kDim, typename Activation>
-struct BitKernels {
+struct BitTileKernels {
   using Linear = LinearRowsTraits<kDim, Activation>;
   using Coded = CodedRowsTraits<kDim, Activation>;
   static constexpr int kMostLinearBytes = Linear::shared_bytes(kMostLinearRowWords),
@@ -95,7 +95,7 @@ struct BitKernels {
 
 template <int kDim, typename Activation>
 void take_kernels(DequantizeVariant& variant) {
-  using Kernels = BitKernels<kDim, Activation>;
+  using Kernels = BitTileKernels<kDim, Activation>;
   variant.plan_kernel = Kernels::plan, variant.run = Kernels::run, variant.to_tiles = Kernels::to_tiles;
 }
 
