@@ -163,7 +163,8 @@ void check_linear_rows(CodedCase c) {
   check_outcome(dequantize_coded(c));
 }
 
-/// Coded rows by theirs. Rows and the inverse of the rotation are rounded to fp16, and then the result.
+/// Dequantizes by the tuned kernels for bit tiles. Coded rows and the inverse of the rotation are rounded to fp16, and
+/// then the result.
 void check_coded_rows(CodedCase c) {
   c.bits = true;
   const CodedOutcome outcome = dequantize_coded(c);

@@ -31,10 +31,13 @@ struct ServedBy {
   bool operator==(const ServedBy&) const = default;
 };
 
-/// How tuned kernels dequantize the rows in one side's bit tiles; names of formats say only sizes. Both sides of a
-/// layer need one. none: they do not, or there are no bit tiles; linear: as products with their bits (linear_rows.h);
-/// coded: decoded first, codebook and symmetric codes of any widths.
-enum class TunedRows : std::uint8_t { none, linear, coded };
+/// How tuned kernels dequantize the rows in one side's bit tiles. A layer has these kernels if neither side is `none`.
+/// The names of formats do not tell, because they say only sizes.
+enum class TunedRows : std::uint8_t {
+  none,    ///< they do not, or the side has no bit tiles
+  linear,  ///< they multiply a matrix by the bits of linear rows (linear_rows.h)
+  coded,   ///< they decode codebook or symmetric codes of any widths, then undo the rotation
+};
 /// @param plan  of one side, valid  @param tiles  tile_side() of it
 TunedRows tuned_rows(const TensorPlan& plan, const TileSide& tiles, int num_kv_heads);
 

@@ -12,7 +12,7 @@ struct DequantizeParams;
 struct PrefillParams;
 struct PrefillSlab;
 
-/// The sides whose rows a tuned kernel for bit tiles decodes; it multiplies those of other sides as bits.
+/// The sides whose rows the tuned kernels for bit tiles decode (TunedRows::coded); rows of the other sides are linear.
 struct DecodedSides {
   bool k = false, v = false;
   constexpr bool any() const { return k || v; }
