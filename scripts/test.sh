@@ -12,7 +12,8 @@ usage: scripts/test.sh [--only STEP[,STEP]...]... [--full] [--list]
   (nothing)     all steps, in this order; the first failure ends the run
   --only STEP   this step alone; several with commas or flags, in the order below
   --full        build and ctest with all C++ tests, also those that the sanitizers' build has, too; each source is
-                compiled alone, so that it must include what it uses (the other builds compile sources in groups)
+                compiled alone, so that it must include what it uses (the other builds compile sources in groups);
+                more of the tuned kernels (-DKVQ_KERNELS=tests)
   --list        the names of the steps
 
   setup         scripts/setup.sh --with-tests --with-dump
@@ -20,7 +21,7 @@ usage: scripts/test.sh [--only STEP[,STEP]...]... [--full] [--list]
   layers        scripts/check_layers.py: who includes whom
   build         the release build, with the C++ tests that the sanitizers' build lacks or that both have to run
   ctest         C++ tests of the release build
-  python        second reader and dump scripts (tests/python), beside them tools and commands of all documents
+  python        second reader and dump scripts (tests/python) and commands of all documents, beside them tools
                 (tests/cli); wants the release build
   sanitizers    build with clang, AddressSanitizer and UBSan; all other C++ tests, kernels on an emulated device, and
                 brief fuzzing of every parser (beside python, if both run)
@@ -32,6 +33,7 @@ TEXT
 only=()
 shared=OFF
 groups=ON
+kernels=few
 choose() {  # <comma-separated steps>
   local name names
   IFS=, read -r -a names <<<"$1"
@@ -49,7 +51,7 @@ while [ $# -gt 0 ]; do
     --list) printf '%s\n' "${steps[@]}"; exit 0 ;;
     --only) [ -n "${2-}" ] || { echo "test.sh: error: --only needs a step; see --list" >&2; exit 2; }
             choose "$2"; shift 2 ;;
-    --full) shared=ON; groups=OFF; shift ;;
+    --full) shared=ON; groups=OFF; kernels=tests; shift ;;
     --only=?*) choose "${1#--only=}"; shift ;;
     *) echo "test.sh: error: unknown argument $1; see --help" >&2; exit 2 ;;
   esac
@@ -115,7 +117,7 @@ fi
 if wants build; then
   say "build: release"
   cmake --preset release -DKVQ_TESTS=ON -DKVQ_SHARED_TESTS=$shared -DKVQ_UNITY=$groups -DKVQ_WERROR=ON \
-    -DKVQ_KERNELS=tests >/dev/null
+    -DKVQ_KERNELS=$kernels >/dev/null
   # A build that fails prints what the compiler said; one that succeeds, ninja's last line.
   build_log=$(mktemp)
   built=0
@@ -141,13 +143,15 @@ if wants sanitizers; then
   if wants python; then start sanitizers beside sanitizers; else sanitizers; fi
 fi
 
-pytest_in() { KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q -p no:cacheprovider --durations=25 "$1"; }
+pytest_in() { KVQ_BIN=build/release/tools .venv/bin/python -m pytest -q -p no:cacheprovider --durations=25 "$@"; }
+# The commands of documents are a fifth of the tools' tests, and run where the shorter job has ended.
+python_and_documents() { pytest_in tests/python && pytest_in tests/cli/test_docs.py; }
 show_python() { cat; }
 show_cli() { cat; }
 if wants python; then
-  say "python: second reader and dump scripts; beside them cli: tools and commands of all documents"
-  start python pytest_in tests/python
-  start cli pytest_in tests/cli
+  say "python: second reader, dump scripts, commands of all documents; beside them cli: tools"
+  start python python_and_documents
+  start cli pytest_in tests/cli --ignore tests/cli/test_docs.py
 fi
 finish_jobs
 say "all steps passed"

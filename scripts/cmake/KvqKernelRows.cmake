@@ -8,13 +8,9 @@ function(kvq_kernel_rows table out)
   set(rows "")
   foreach(kernel ${kernels})
     kvq_kernel_fields("${kernel}")
-    set(in_tests false)
-    if(tested)
-      set(in_tests true)
-    endif()
     string(
       APPEND rows
-      "      {KernelVerb::${verb}, ${head_dim}, \"${k}\", \"${v}\", ${heads}, \"${activation}\", ${in_tests}},\n"
+      "      {KernelVerb::${verb}, ${head_dim}, \"${k}\", \"${v}\", ${heads}, \"${activation}\", KernelSet::${set}},\n"
     )
   endforeach()
   set(file ${CMAKE_CURRENT_BINARY_DIR}/kernel_rows.cpp)

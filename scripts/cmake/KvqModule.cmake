@@ -52,7 +52,7 @@ if(KVQ_UNITY)
 endif()
 
 # Modules that read no files: fuzzers need not know which of their branches ran.
-set(KVQ_NO_PARSERS compute solve)
+set(KVQ_NO_PARSERS codec compute solve)
 
 # kvq_module(<name> SOURCES <file>... [NEEDS <module>...] [LINKS <library>...])
 # NEEDS lists the modules that this module may include directly; scripts/check_layers.py checks the includes.

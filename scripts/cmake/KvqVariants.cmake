@@ -49,7 +49,8 @@ function(kvq_variant_kind kernels which kind out)
   set(rows "")
   foreach(kernel ${kernels})
     kvq_kernel_fields("${kernel}")
-    if(NOT verb STREQUAL kind OR (which STREQUAL "tests" AND NOT tested))
+    kvq_kernel_is_in(${which} ${set} is_built)
+    if(NOT verb STREQUAL kind OR NOT is_built)
       continue()
     endif()
     set(name ${kind}_d${head_dim})
@@ -121,8 +122,8 @@ ${rows}  };
   set(${out} ${files} ${file} PARENT_SCOPE)
 endfunction()
 
-# kvq_variants(<variants.json> <all or tests> <out variable> <warpgroup out variable>) writes one .cu for each format of
-# the tuned kernels of variants.json, with all of them or with those that builds with KVQ_KERNELS=tests have, and the
+# kvq_variants(<variants.json> <KVQ_KERNELS> <out variable> <warpgroup out variable>) writes one .cu for each format of
+# the tuned kernels of variants.json, those that builds with this KVQ_KERNELS have, and the
 # lookup tables into the build folder, and returns their names. A file is written only if its text changes. Kernels with
 # warpgroup products are listed separately, because they are compiled for other architectures.
 function(kvq_variants table which out warpgroup_out)

@@ -6,14 +6,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def tuned_kernels(tests: bool = False) -> dict[str, list[dict]]:
-    """Kernels by verb. With `tests` only those of builds with KVQ_KERNELS=tests."""
+def tuned_kernels(few: bool = False) -> dict[str, list[dict]]:
+    """Kernels by verb. With `few` only those of builds with KVQ_KERNELS=few."""
     table = json.loads((ROOT / "lib/kvq/runtime/variants.json").read_text())
     kernels: dict[str, list[dict]] = {"decode": [], "quantize_write": [], "dequantize": [], "prefill": []}
     for row in table["formats"]:
         sides = {key: row[key] for key in ("head_dim", "k", "v")}
         for activation in row["activations"]:
-            heads = [n for n in row["heads"] if not tests or f"h{n}_{activation}" in row.get("tests", [])]
+            tested = row.get("tests", []) if row.get("few") else []
+            heads = [n for n in row["heads"] if not few or f"h{n}_{activation}" in tested]
             kernels["decode"] += [{**sides, "heads": n, "activation": activation} for n in heads]
             verbs = row.get("verbs", list(kernels)) if heads else []
             if "quantize_write" in verbs:

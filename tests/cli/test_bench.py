@@ -15,7 +15,7 @@ from kvq_tools import BIN, ROOT, run, succeed
 UNSUPPORTED, CHECK_FAILED = 5, 6
 SINKS, RECENT, KV_HEADS = 64, 256, 8
 LEAST_BYTES, MOST_SETS = 300_000_000, 256
-VARIANTS = tuned_kernels(tests=True)  # builds with all kernels have these, too
+VARIANTS = tuned_kernels(few=True)  # builds with all kernels have these, too
 
 needs_tool = pytest.mark.skipif(not (BIN / "kvq-bench").is_file(), reason="kvq-bench is built only where nvcc is")
 

@@ -272,30 +272,28 @@ std::vector<Case> invariant_cases() {
 }  // namespace
 
 TEST_CASE("Decisions with a transform do not notice how a model is scaled", "[methods][property]") {
-  for (const std::uint64_t seed : {1, 2}) {
+  for (const auto& [seed, condition] : {std::pair{std::uint64_t{1}, 10.0}, std::pair{std::uint64_t{2}, 1e4}}) {
     const LayerActivations layer = correlated_layer(seed);
     for (const Case& one : invariant_cases()) {
+      INFO(one.name << ", seed " << seed << ", condition number " << condition);
       const Decided base = decide(layer, one.options);
-      for (const double condition : {10.0, 1e4}) {
-        INFO(one.name << ", seed " << seed << ", condition number " << condition);
-        const Rescaled other =
-            rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
-        const Decided found = decide(other.layer, one.options);
-        for (const Side side : kSides) {
-          INFO("side " << name(side));
-          const TensorPlan &expected = *base.plan.side(side), &plan = *found.plan.side(side);
-          CHECK(plan.clip_ratio == expected.clip_ratio);
-          REQUIRE(plan.allocation.has_value() == expected.allocation.has_value());
-          if (plan.allocation) CHECK(plan.allocation->channel_bits == expected.allocation->channel_bits);
-          for (std::size_t h = 0; h < 2; ++h) {
-            CHECK(difference_of_codes(base.stats, expected, found.stats, plan, side, static_cast<int>(h)) < 0.01);
-            CHECK(plan.transform->outlier_gain[h] > expected.transform->outlier_gain[h]);
-            CHECK(plan.transform->condition[h] <= kMostCondition);
-          }
-          const double before = error_of(base.stats, expected, side), after = error_of(found.stats, plan, side);
-          CHECK(after == Approx(before).epsilon(0.01));
-          CHECK(plan.error->after == Approx(expected.error->after).epsilon(0.01));
+      const Rescaled other =
+          rescaled(layer, [&](std::uint64_t draw) { return any_map(condition, seed * 10000 + draw); });
+      const Decided found = decide(other.layer, one.options);
+      for (const Side side : kSides) {
+        INFO("side " << name(side));
+        const TensorPlan &expected = *base.plan.side(side), &plan = *found.plan.side(side);
+        CHECK(plan.clip_ratio == expected.clip_ratio);
+        REQUIRE(plan.allocation.has_value() == expected.allocation.has_value());
+        if (plan.allocation) CHECK(plan.allocation->channel_bits == expected.allocation->channel_bits);
+        for (std::size_t h = 0; h < 2; ++h) {
+          CHECK(difference_of_codes(base.stats, expected, found.stats, plan, side, static_cast<int>(h)) < 0.01);
+          CHECK(plan.transform->outlier_gain[h] > expected.transform->outlier_gain[h]);
+          CHECK(plan.transform->condition[h] <= kMostCondition);
         }
+        const double before = error_of(base.stats, expected, side), after = error_of(found.stats, plan, side);
+        CHECK(after == Approx(before).epsilon(0.01));
+        CHECK(plan.error->after == Approx(expected.error->after).epsilon(0.01));
       }
     }
   }

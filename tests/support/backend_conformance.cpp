@@ -307,7 +307,7 @@ NaiveCost naive_cost(const RotatedData& data, const RowCodec& codec) {
 
 void check_coded_errors(Backend& backend) {
   constexpr int kDim = 64;
-  constexpr std::size_t kRows = 150;
+  constexpr std::size_t kRows = 70;
   std::vector<RotatedData> data;
   for (const bool metric : {false, true})
     for (const bool weights : {false, true}) {

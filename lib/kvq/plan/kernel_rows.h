@@ -20,6 +20,9 @@ constexpr std::size_t index(KernelVerb verb) { return static_cast<std::size_t>(v
 /// The word of variants.json: "decode", "quantize_write", ...
 const char* to_string(KernelVerb verb);
 
+/// What KVQ_KERNELS may be; each has the kernels of those before it.
+enum class KernelSet : std::uint8_t { few, tests, all };
+
 /// One tuned kernel. An empty text or 0 means: the kernel is for all.
 struct KernelRow {
   KernelVerb verb = KernelVerb::decode;
@@ -27,7 +30,7 @@ struct KernelRow {
   std::string_view k = {}, v = {};   ///< formats of the sides, see side_name()
   int heads = 0;                     ///< rows of a work tile; more query heads of a KV head are several passes
   std::string_view activation = {};  ///< "bf16" or "fp16"
-  bool in_tests = false;             ///< builds with KVQ_KERNELS=tests have the kernel, too
+  KernelSet set = KernelSet::all;    ///< the smallest that has the kernel
 };
 
 /// The kernels of all formats, whatever KVQ_KERNELS is.
