@@ -189,7 +189,8 @@ struct Target {
   std::vector<std::int64_t> slots = {};
   std::vector<std::int64_t> window_rows = {};  ///< of rings, or negative; empty: no windows
   WindowLayouts windows = {};
-  bool chosen = false;  ///< write by the kernels that the runtime chooses, else by the generic one
+  std::string_view chosen = {};  ///< the runtime's choice, whose name begins so; empty: the generic kernel
+  int multiprocessors = 0;       ///< that the launch goes by; 0: the device's
 };
 constexpr int kRingRows = 32, kRings = 2;
 
@@ -279,11 +280,14 @@ Pools written_pools(const LayerPlan& plan, const PageLayout& layout, const Targe
   const DeviceMemory constants = to_device(image.bytes(), nullptr);
   const LayerPointers pointers = image.pointers(0, constants.get());
   const WriteVariant variant =
-      t.chosen ? choose_write(kernel_key(plan, layout, bf16))
-               : generic_write({layout.k, layout.v, has_bfloat_scales(plan.k), has_bfloat_scales(*plan.v)}, bf16);
-  if (t.chosen) CHECK(std::string_view(variant.name).starts_with("quantize_write_codebook"));
+      !t.chosen.empty()
+          ? choose_write(kernel_key(plan, layout, bf16))
+          : generic_write({layout.k, layout.v, has_bfloat_scales(plan.k), has_bfloat_scales(*plan.v)}, bf16);
+  CAPTURE(variant.name);
+  CHECK(std::string_view(variant.name).starts_with(t.chosen));
   WriteLaunch launch;
   REQUIRE(variant.plan(launch).ok());
+  if (t.multiprocessors > 0) launch.multiprocessors = t.multiprocessors;
   const DeviceMemory k = to_device<std::uint16_t>(rows.k, nullptr), v = to_device<std::uint16_t>(rows.v, nullptr),
                      slots = to_device<std::int64_t>(t.slots, nullptr),
                      window_rows = to_device<std::int64_t>(t.window_rows, nullptr),
@@ -388,7 +392,7 @@ TEST_CASE("Codebook codes of one group by their tuned write", "[runtime][gpu][em
     dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
   const auto check = [&](const TensorPlan& k, const TensorPlan& v, Target t, bool integers) {
     const LayerPlan layer = layer_of(k, 128, v, 128);
-    t.chosen = true;
+    t.chosen = "quantize_write_codebook";
     check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 35, integers), bf16);
   };
   CAPTURE(bits, bf16);
@@ -485,6 +489,133 @@ TEST_CASE("Rows are residuals of their nearest centroid", "[runtime][gpu][generi
     t.slots[1] = t.slots[2] = t.slots[9] = -1;
     check_write_of(layer, t, random_rows(layer, 37, true, 91, true), true);
   }
+}
+
+/// Centroids of which the nearest one is hard to find: equal ones, some that differ by the last bit of a channel, some
+/// with zero in their middle, some beyond the range of fp16 or below its normal numbers.
+void make_hard(Centroids& centroids, int dim) {
+  const auto d = static_cast<std::size_t>(dim), each = static_cast<std::size_t>(centroids.count) * d;
+  for (std::size_t begin = 0; begin < centroids.values.size(); begin += each)
+    for (std::size_t c = 1; c < static_cast<std::size_t>(centroids.count); ++c) {
+      float *x = centroids.values.data() + begin + c * d, *before = x - d;
+      if (c % 16 == 3 || c % 16 == 8) std::copy_n(before, d, x);
+      if (c % 16 == 14)  // nearly the same in 16 bits
+        for (std::size_t i = 0; i < d; ++i) x[i] = before[i] * (1.0f + 0.001f * std::sin(static_cast<float>(i * c)));
+      if (c % 16 == 5) std::copy_n(before, d, x), x[c % d] = std::nextafter(x[c % d], 9.0f);
+      if (c % 16 == 7)
+        for (std::size_t i = 0; i < d; ++i) x[i] = -before[i];  // zeros lie in the middle
+      if (centroids.count < 100) continue;  // with long centroids, fewer are ruled out by their scores
+      if (c % 64 == 9) x[0] = 1e5f;
+      if (c % 64 == 10)
+        for (std::size_t i = 0; i < d; ++i) x[i] *= 1e-7f;
+      if (c % 64 == 11) std::fill_n(x, d, 0.0f);
+      if (c % 64 == 12) x[d - 1] = 1e30f;
+    }
+}
+
+struct NearestCase {
+  int dim, count;
+  bool joint, bf16, many;  ///< many: blocks of 128 rows, else of 16
+};
+void check_nearest(const NearestCase& c) {
+  CAPTURE(c.dim, c.count, c.joint, c.bf16, c.many);
+  const TensorPlan code = uniform(4, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  LayerPlan layer = layer_of(with_centroids(code, c.count, c.joint, c.dim), c.dim,
+                             with_centroids(code, c.count, false, c.dim), c.dim);
+  make_hard(*layer.k.centroids, c.dim);
+  Target t = target_of(141, 32, 5);
+  t.slots[7] = t.slots[130] = -1;
+  t.multiprocessors = c.many ? 1 : 1000;
+  Rows rows = random_rows(layer, 141, c.bf16, 98);
+  std::mt19937 random(99);
+  std::normal_distribution<float> normal;
+  for (std::size_t r = 60; r < 141; ++r) {  // rows near a centroid of each head
+    const std::size_t d = static_cast<std::size_t>(c.dim), near = r * 7 % static_cast<std::size_t>(c.count);
+    for (std::size_t i = 0; i < kHeads * d; ++i) {
+      const float x = layer.k.centroids->values[(i / d * static_cast<std::size_t>(c.count) + near) * d + i % d];
+      rows.k[r * kHeads * d + i] = to_16_bits(x + 0.05f * normal(random), c.bf16);
+    }
+  }
+  check_write_of(layer, t, rows, c.bf16);
+}
+
+TEST_CASE("Nearest centroids by tensor cores", "[runtime][gpu]") {
+  for (const int dim : {64, 128})
+    for (const int count : {2, 63, 64, 65, 300, 4096})
+      for (const bool joint : {false, true})
+        for (const bool bf16 : {false, true})
+          for (const bool many : {false, true}) check_nearest({dim, count, joint, bf16, many});
+}
+
+TEST_CASE("Some nearest centroids by tensor cores", "[runtime][gpu][emulated]") {
+  check_nearest({.dim = 128, .count = 300, .joint = false, .bf16 = true, .many = true});
+  check_nearest({.dim = 128, .count = 64, .joint = false, .bf16 = false, .many = false});
+  check_nearest({.dim = 64, .count = 63, .joint = true, .bf16 = false, .many = true});
+  check_nearest({.dim = 64, .count = 65, .joint = true, .bf16 = true, .many = false});
+}
+
+TEST_CASE("Keys and values of different head_dims or without centroids have the nearest ones",
+          "[runtime][gpu][emulated]") {
+  const TensorPlan code = uniform(4, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  for (const LayerPlan& layer :
+       {layer_of(with_centroids(code, 70, false, 64), 64, with_centroids(code, 5, true, 128), 128),
+        layer_of(code, 64, with_centroids(code, 70, false, 128), 128),
+        layer_of(with_centroids(code, 70, true, 128), 128, TensorPlan{}, 128),
+        layer_of(with_centroids(code, 5, false, 128), 128, with_centroids(code, 5, false, 32), 32)})
+    check_write_of(layer, target_of(40, 16, 3), random_rows(layer, 40, true, 99), true);
+}
+
+TEST_CASE("Rows with centroids by their tuned write", "[runtime][gpu][emulated]") {
+  const bool joint = GENERATE(false, true), bf16 = GENERATE(true, false);
+  const TensorPlan code = uniform(4, 128, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  CAPTURE(joint, bf16);
+  Target t = target_of(141, 32, 5);
+  // Builds for tests have the kernel for bfloat16 activations.
+  t.chosen = bf16 ? "quantize_write_d128_u4g128i1_u4g128i1" : "quantize_write_";
+  t.slots[1] = t.slots[2] = t.slots[9] = -1;
+  const LayerPlan layer =
+      layer_of(with_centroids(code, 200, joint, 128), 128, with_centroids(code, 256, false, 128), 128);
+  check_write_of(layer, t, random_rows(layer, 141, bf16, 190), bf16);
+  // Beside windows, which have rows without a centroid. The product with the identity turns -0 into +0.
+  for (int i = 0; i < 141; ++i) t.window_rows.push_back(i % 3 == 0 || i > 40 ? -1 : i);
+  Rows rows = random_rows(layer, 141, bf16, 191, true);
+  for (std::vector<std::uint16_t>* side : {&rows.k, &rows.v}) std::ranges::replace(*side, 0x8000, 0);
+  check_write_of(layer, t, rows, bf16);
+}
+
+TEST_CASE("Rotated residuals by their tuned write are the codec's, but for what rotations round",
+          "[runtime][gpu][emulated]") {
+  constexpr int kDim = 128, kTokens = 48;
+  const TensorPlan code = uniform(4, kDim, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  TensorPlan turned = rotated(code, kDim);
+  turned.rotation.order = GENERATE(8, 128);
+  LayerPlan plan = layer_of(with_centroids(turned, 200, GENERATE(false, true), kDim), kDim,
+                            with_centroids(turned, 40, false, kDim), kDim);
+  for (TensorPlan* side : {&plan.k, &*plan.v})
+    for (float& x : side->centroids->values) x = from_16_bits(to_16_bits(x, true), true);
+  validate(plan);
+  const Target t{.page_size = 16,
+                 .pages = 3,
+                 .slots = target_of(kTokens, 16, 0).slots,
+                 .chosen = "quantize_write_d128_u4g128i1_u4g128i1"};
+  GoldenTokens tokens{.first = 0, .count = kTokens};
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal;
+  for (auto* rows : {&tokens.q, &tokens.k, &tokens.v})
+    for (int i = 0; i < (rows == &tokens.q ? 1 : kTokens) * kHeads * kDim; ++i)
+      rows->push_back(to_16_bits(normal(random), true));
+  for (std::size_t i = 0; i < 4 * kHeads * kDim; ++i) {  // four tokens are centroids, so that nothing is left of them
+    const std::size_t head = i / kDim % kHeads, row = 5 + i / (kHeads * kDim);
+    tokens.k[i] = to_16_bits(plan.k.centroids->values[(head * 200 + row) * kDim + i % kDim], true);
+  }
+  const GoldenRows golden = code_golden_rows(plan, tokens);
+  const PageLayout layout = page_layout_of(plan, 16);
+  Pools pools;
+  pools.pages.assign(static_cast<std::size_t>(t.pages * layout.page_bytes()), std::byte{0xFF});
+  pools = written_pools(plan, layout, t, {.tokens = kTokens, .k = tokens.k, .v = tokens.v}, true, pools);
+  const PageDifference found = compare_pages(plan, layout, golden, pools.pages);
+  CHECK(found.first == "");
+  CHECK(found.firm_rows > kTokens * kHeads);
 }
 
 TEST_CASE("Centroids that all heads share", "[runtime][gpu][generic][emulated]") {

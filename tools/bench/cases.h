@@ -101,6 +101,7 @@ struct WriteCase {
   double clip_ratio = 1.0;  ///< clip ratio of affine sides (packing.md, "Clip"); 1: no clip
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides and of linear rows
   int memory = 3;                              ///< of linear rows' trellises
+  int centroids = 256;                         ///< of a KV head, of sides with centroids
   WriteStep step = WriteStep::prompt;
   Windows exact = {};
   bool unchecked = false;  ///< also timed without checks of slot numbers

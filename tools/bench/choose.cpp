@@ -80,8 +80,11 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     if (same_format(row->k, key.side) && same_format(row->v, value.side) && row->k_bfloat == key.bfloat &&
         row->v_bfloat == value.bfloat && row->bf16 == bf16)
       return *row;
+  static std::deque<WriteVariant> made;  // references stay valid
+  const auto has_centroids = [](const TileSide& side) { return !side.is_bits() && side.index_bytes > 0; };
+  if (has_centroids(key.side) && has_centroids(value.side))
+    return made.emplace_back(generic_write({key.side, value.side, key.bfloat, value.bfloat}, bf16));
   if (key.side.is_bits() && value.side.is_bits()) {
-    static std::deque<WriteVariant> made;
     const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
     const auto codebook_bits = [&](const SideFormat& of) {
       if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return 0;

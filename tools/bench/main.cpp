@@ -28,7 +28,7 @@ struct BenchFlags {
                    tokens = {1, 32, 256, 1024, 8192, 32768}, hadamard = {1, 16, 32, 64, 128};
   bool dense = false, transform = false, windows = false, unchecked = false, append = false, generic = false;
   double clip = 1.0;
-  int memory = 3;
+  int memory = 3, centroids = 256;
   bool dry_run = false, explain = false, json = false, quiet = false;
   int multiprocessors = 132;
 };
@@ -198,6 +198,9 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
                    "of linear rows: codes that a value of their trellises looks back on; 0: w8n1 has a codebook")
       ->check(whole_number(0, 3))
       ->capture_default_str();
+  write->add_option("--centroids", f.centroids, "of rows with an index (i1, i2): centroids of a KV head")
+      ->check(whole_number(2, 65536))
+      ->capture_default_str();
   add_shared(*write, f);
   return write;
 }
@@ -317,6 +320,12 @@ Run write_cases(const BenchFlags& f) {
   const auto [k, v] = sides(f);
   std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
   if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16, f.memory)};
+  for (const WriteVariant* variant : variants)
+    for (const TileSide* side : {&variant->k, &variant->v})
+      if (side->index_bytes > 0 && (f.centroids <= 256) != (side->index_bytes == 1))
+        throw Error{ErrorKind::usage,
+                    fmt::format("--centroids {}: expected {} for {}", f.centroids,
+                                side->index_bytes == 1 ? "at most 256" : "more than 256", side_name(*side, false))};
   Run run;
   const auto both = [](bool second) { return second ? std::vector<bool>{false, true} : std::vector<bool>{false}; };
   for (const WriteVariant* variant : variants)
@@ -336,6 +345,7 @@ Run write_cases(const BenchFlags& f) {
                      .clip_ratio = f.clip,
                      .symmetric_rule = rules.at(f.rule),
                      .memory = f.memory,
+                     .centroids = f.centroids,
                      .step = windows && tokens <= kMostDecodeTokens ? WriteStep::decode : WriteStep::prompt,
                      .exact = windows ? windows_of(f) : Windows{},
                      .unchecked = f.unchecked,

@@ -19,6 +19,7 @@
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 
 namespace kvq::bench {
@@ -137,6 +138,13 @@ TensorPlan plan_of(const WriteCase& c, const TileSide& side, bool bfloat, std::m
   } else {
     plan.coder = coder_of(side, bfloat, c.symmetric_rule);
   }
+  if (side.index_bytes > 0) {
+    Centroids centroids{.count = c.centroids};
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < c.num_kv_heads * c.centroids * side.head_dim; ++i) centroids.values.push_back(normal(random));
+    centroids.inertia.assign(static_cast<std::size_t>(c.num_kv_heads), 0.5);
+    plan.centroids = std::move(centroids);
+  }
   if (c.clip_ratio < 1.0 && side.numbers == 2)
     plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), c.clip_ratio);
   if (c.dense) {
@@ -158,10 +166,14 @@ WriteSide side_of(const WriteCase& c, const TileSide& side, const TensorPlan& pl
   w.token_stride = std::int64_t{c.num_kv_heads} * side.head_dim;
   w.rule = rule_of(c, side);
   if (!c.dense) w.order = c.order;
-  if (side.is_bits()) {
+  if (side.is_bits() || plan.centroids) {
     const RowCodeData code = row_code_data(plan, c.num_kv_heads, side.head_dim);
     w.code = code.values;
-    w.code.heads = memory.put(code.heads), w.code.tables = memory.put(code.tables);
+    if (side.is_bits()) w.code.heads = memory.put(code.heads), w.code.tables = memory.put(code.tables);
+    if (plan.centroids) {
+      w.code.centroids = memory.put(code.centroids);
+      w.code.rotated_centroids = memory.put(code.rotated_centroids);
+    }
   }
   if (const std::vector<std::int32_t> ranks = clip_ranks(plan, c.num_kv_heads, side.head_dim); !ranks.empty())
     w.clip_ranks = memory.put(ranks);
@@ -195,7 +207,8 @@ class WrittenRows {
         layout_(c.pages()),
         side_(which == Side::v ? layout_.v : layout_.k),
         bfloat_(which == Side::v ? c.variant->v_bfloat : c.variant->k_bfloat),
-        plan_(plan) {}
+        plan_(without_centroids(plan)),
+        centroids_(plan.centroids) {}
 
   void compare(int token, CodeCount& count) const {
     const std::int64_t slot = rows_.places.slots[static_cast<std::size_t>(token)];
@@ -206,8 +219,20 @@ class WrittenRows {
       const RowCodec codec(plan_, head, side_.head_dim);
       std::vector<float> numbers(static_cast<std::size_t>(codec.num_numbers())), theirs(numbers);
       std::vector<std::uint8_t> codes(dim), their_codes(dim);
-      codec.encode(rotated(token, head), codes, numbers);
       const int in_page = static_cast<int>(slot % c_.page_size);
+      std::vector<float> x = row_of(token, head);
+      if (centroids_) {
+        const int nearest = nearest_centroid(*centroids_, head, x),
+                  found = load_page_index(layout_, which_, head, in_page, page);
+        if (nearest != found)
+          throw Error{ErrorKind::check_failed,
+                      fmt::format("{}: token {}, KV head {}, {}: expected centroid {}, found {}", c_.variant->name,
+                                  token, head, name(which_), nearest, found)};
+        const float* centroid =
+            centroids_->values.data() + (static_cast<std::size_t>(head * centroids_->count + nearest)) * dim;
+        for (std::size_t i = 0; i < dim; ++i) x[i] -= centroid[i];
+      }
+      codec.encode(rotated(x, head), codes, numbers);
       if (side_.is_bits())
         load_page_row(layout_, which_, number_type_of(side_, bfloat_), head, in_page,
                       bit_segments(plan_, head, side_.head_dim), page, their_codes, theirs);
@@ -235,18 +260,25 @@ class WrittenRows {
     for (int head = 0; head < c_.num_kv_heads; ++head) {
       std::vector<float> found(static_cast<std::size_t>(side_.head_dim));
       load_window_row(layout, which_, head, static_cast<int>(row % layout.rows), slot, found);
-      const std::vector<float> expected = rotated(token, head);
+      const std::vector<float> expected = rotated(row_of(token, head), head);
       most = std::max(most, relative_error(found, std::vector<double>(expected.begin(), expected.end())));
     }
     return most;
   }
 
  private:
-  std::vector<float> rotated(int token, int head) const {
+  static TensorPlan without_centroids(TensorPlan plan) {
+    plan.centroids.reset();
+    return plan;
+  }
+  std::vector<float> row_of(int token, int head) const {
     const auto dim = static_cast<std::size_t>(side_.head_dim),
-               row = static_cast<std::size_t>(token * c_.num_kv_heads + head) * dim;
-    std::vector<float> result(dim);
-    rotate_row(plan_, head, floats_at((which_ == Side::v ? rows_.v : rows_.k) + row, dim, c_.variant->bf16), result);
+               first = static_cast<std::size_t>(token * c_.num_kv_heads + head) * dim;
+    return floats_at((which_ == Side::v ? rows_.v : rows_.k) + first, dim, c_.variant->bf16);
+  }
+  std::vector<float> rotated(const std::vector<float>& x, int head) const {
+    std::vector<float> result(x.size());
+    rotate_row(plan_, head, x, result);
     return result;
   }
 
@@ -256,7 +288,8 @@ class WrittenRows {
   PageLayout layout_;
   TileSide side_;
   bool bfloat_;
-  const TensorPlan& plan_;
+  TensorPlan plan_;  ///< of rows without their centroids
+  std::optional<Centroids> centroids_;
 };
 
 /// Share of the last tokens' codes that differ from the codec's.
@@ -340,7 +373,8 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   }
   result.copy = time_copy(device, calls, bytes.total() / 2, [&](int i) { return CopyEnds{set(i).to, set(i).from}; });
   faults.expect_none(fmt::format("{}: {} tokens", variant.name, c.tokens));
-  if (c.dense || c.transform || c.order < 8 || c.has_windows() || variant.k.is_bits()) return result;
+  if (c.dense || c.transform || c.order < 8 || c.has_windows() || variant.k.is_bits() || variant.k.index_bytes > 0)
+    return result;
 
   // All calls share one buffer for rotated rows, as in an inference engine. If the buffer fits into the L2 cache,
   // rotated rows stay there.

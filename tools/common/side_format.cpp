@@ -29,12 +29,12 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
                               side.table_bits, head_dim, head_dim * side.table_bits / 32, text)};
     return {side, part[3] == "b"};
   }
-  if (!std::regex_match(text, part, std::regex("([us])([234])g([0-9]{1,4})(z?)([bf]?)(i1)?")) ||
+  if (!std::regex_match(text, part, std::regex("([us])([234])g([0-9]{1,4})(z?)([bf]?)(i[12])?")) ||
       (part[1] == "s" && part[4].length() > 0))
     throw Error{
         ErrorKind::usage,
         fmt::format("{}: expected bf16; or u or s, 2 to 4 bits, a group size and perhaps z (zero points, of u), b or "
-                    "f, i1: u2g128, u4g128i1; or bit tiles: w8n1, w12n1t3, w12n3c; found \"{}\"",
+                    "f, i1, i2: u2g128, u4g128i1; or bit tiles: w8n1, w12n1t3, w12n3c; found \"{}\"",
                     flag, text)};
   const TileSide side{
       .head_dim = head_dim,
@@ -43,7 +43,7 @@ SideFormat parse_side(const std::string& text, int head_dim, const char* flag) {
       .numbers = part[1] == "u" ? 2 : 1,
       .number_size = part[5] == "f" ? 4 : 2,
       .integer_zero = part[4].length() > 0,
-      .index_bytes = part[6].matched ? 1 : 0,
+      .index_bytes = part[6].matched ? part.str(6)[1] - '0' : 0,
   };
   return {side, part[5] == "b"};
 }

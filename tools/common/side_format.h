@@ -8,8 +8,8 @@ namespace kvq::bench {
 
 /// How one side is stored, in the notation of runtime/variants.json: u2g128 = affine codes of 2 bits in groups of 128,
 /// s = symmetric, behind them z = integer zero points, then b = numbers in bfloat16, f = in fp32, then i1 = indices of
-/// up to 256 centroids; bf16 = exact rows; w8n1 = bit tiles with rows of 8 words and one number, behind it t3 or t4:
-/// codebook codes of so many bits; c: those of mixed widths, as Block-GTQ has them.
+/// up to 256 centroids, i2 = of more; bf16 = exact rows; w8n1 = bit tiles with rows of 8 words and one number, behind
+/// it t3 or t4: codebook codes of so many bits; c: those of mixed widths, as Block-GTQ has them.
 struct SideFormat {
   TileSide side;
   bool bfloat = false;

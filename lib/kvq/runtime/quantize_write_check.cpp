@@ -16,8 +16,11 @@ Status check_code(const char* side, const TileSide& tile, const WriteSide& w) {
   if ((tile.index_bytes > 0) != (w.code.num_centroids > 0) || (w.code.num_centroids > 0 && !w.code.centroids))
     return Status::fail(kBad, "quantize_write: %s: %d centroids, and %d bytes of their index", side,
                         w.code.num_centroids, tile.index_bytes);
-  if (w.code.num_centroids > 0 && w.center)
-    return Status::fail(kBad, "quantize_write: %s: centroids and centers; expected one of both", side);
+  if (w.code.num_centroids > 0 && !aligned_to_16(w.code.centroids))
+    return Status::fail(kBad, "quantize_write: %s: centroids must be aligned to 16 bytes", side);
+  if (w.code.num_centroids > 0 && (w.center || w.factors))
+    return Status::fail(kBad, "quantize_write: %s: centroids and %s; expected one of both", side,
+                        w.center ? "centers" : "factors of channels");
   return {};
 }
 

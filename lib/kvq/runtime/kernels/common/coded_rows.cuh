@@ -184,14 +184,6 @@ __device__ __forceinline__ void decode_bits(const std::byte* tile, const CodedSi
   }
 }
 
-/// The index of a token's centroid; in range, whatever the tile holds.
-__device__ __forceinline__ int centroid_of(const std::byte* tile, const CodedSide& of, int token) {
-  const std::byte* at = tile + index_offset(of.side, token);
-  const int index =
-      of.side.index_bytes == 2 ? static_cast<int>(*reinterpret_cast<const unsigned short*>(at)) : static_cast<int>(*at);
-  return min(index, of.code.num_centroids - 1);
-}
-
 /// Decodes tokens of a tile that is not exact. All lanes of a warp call it and may read the rows behind a __syncwarp().
 /// @param tokens   bit i: token i; other rows keep what they hold
 /// @param rows     [16] of D floats, by channel, `stride` floats apart
@@ -208,7 +200,7 @@ __device__ __forceinline__ void decode_rows(const std::byte* tile, const CodedSi
   const int dim = of.side.head_dim;
   for_tokens(tokens, [&](int token) {
     const std::int64_t entry = static_cast<std::int64_t>(of.code.per_head ? of.head : 0) * of.code.num_centroids +
-                               centroid_of(tile, of, token);
+                               load_index(of.side, tile, token, of.code.num_centroids);
     const float* centroid = of.code.rotated_centroids + entry * dim;
     for (int c = lane; c < dim; c += 32) rows[token * stride + c] += __ldg(centroid + c);
   });

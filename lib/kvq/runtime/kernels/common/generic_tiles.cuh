@@ -20,4 +20,21 @@ struct GroupOfStep {
   }
 };
 
+/// Stores the index of a token's centroid. One lane calls it.
+__device__ __forceinline__ void store_index(const TileSide& side, std::byte* tile, int token, int index) {
+  std::byte* at = tile + index_offset(side, token);
+  if (side.index_bytes == 2)
+    *reinterpret_cast<unsigned short*>(at) = static_cast<unsigned short>(index);
+  else
+    *at = static_cast<std::byte>(index);
+}
+
+/// The index of a token's centroid; in range, whatever the tile holds.
+__device__ __forceinline__ int load_index(const TileSide& side, const std::byte* tile, int token, int num_centroids) {
+  const std::byte* at = tile + index_offset(side, token);
+  const int index =
+      side.index_bytes == 2 ? static_cast<int>(*reinterpret_cast<const unsigned short*>(at)) : static_cast<int>(*at);
+  return min(index, num_centroids - 1);
+}
+
 }  // namespace kvq::generic

@@ -26,7 +26,8 @@ struct WriteSide {
   /// [Hkv] powers of two that `factors`, or the elements of `rotation` for fp16 rows, were divided by; rotated rows are
   /// multiplied by them; or null: 1.
   const float* row_scales = nullptr;
-  RowCode code = {};  ///< for generic kernels and those of codebook codes
+  RowCode code = {};         ///< for generic kernels and those of codebook codes; of rows with centroids for all
+  bool has_indices = false;  ///< the pages have the indices of these tokens' centroids already: choose_centroids()
 };
 
 }  // namespace kvq

@@ -44,22 +44,32 @@ __device__ __forceinline__ Destinations load_destinations(const WriteParams& p, 
   return {__ldcg(p.slot_mapping + token), p.window_mapping ? __ldcg(p.window_mapping + token) : -1};
 }
 
+/// The warp's rows in the windows that its tokens are mapped to, as bfloat16.
+template <typename Side>
+__device__ __forceinline__ void store_window_rows(const WriteParams& p, Rows<Side>& rows, bool value, Destinations to,
+                                                  int head, int lane) {
+  std::int64_t row[2];
+  of_own_tokens(checked_window_row(p, to.window_row), lane, row);
+  const auto tile_of = [&](std::int64_t at) {
+    return window_tiles(p, at, head) + (value ? p.ring_layout.k.bytes() : 0);
+  };
+  store_exact<Side>(rows, row, tile_of, value, lane);
+}
+
+template <typename Side>
+__device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, int head_bytes, int side_offset) {
+  return {p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
+          Side::side().bytes()};
+}
+
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
 /// @param scratch  of codebook codes: quantize_codebook_rows()
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                            Destinations to, int head, int head_bytes, int side_offset,
                                            std::byte* scratch, int lane) {
-  if (__any_sync(kAll, to.window_row >= 0)) {
-    std::int64_t row[2];
-    of_own_tokens(checked_window_row(p, to.window_row), lane, row);
-    const auto tile_of = [&](std::int64_t at) {
-      return window_tiles(p, at, head) + (value ? p.ring_layout.k.bytes() : 0);
-    };
-    store_exact<Side>(rows, row, tile_of, value, lane);
-  }
-  const PageTiles tile_of{p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
-                          Side::side().bytes()};
+  if (__any_sync(kAll, to.window_row >= 0)) store_window_rows<Side>(p, rows, value, to, head, lane);
+  const PageTiles tile_of = page_tiles<Side>(p, head, head_bytes, side_offset);
   const std::int64_t slots = checked_slot(p, to.slot);
   if constexpr (IsCodebook<Side>)
     quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);

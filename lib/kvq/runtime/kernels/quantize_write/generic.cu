@@ -1,4 +1,5 @@
 #include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+#include <kvq/runtime/kernels/quantize_write/nearest.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_bits.cuh>
@@ -83,7 +84,7 @@ struct NearestCentroids {
 /// "Centroids"). Each warp takes every fourth centroid. All threads of the block call it; begins and ends with a
 /// barrier.
 template <typename T>
-__device__ __forceinline__ void choose_centroids(const WriteParams& p, const WriteSide& from, int dim, int head,
+__device__ __forceinline__ void search_centroids(const WriteParams& p, const WriteSide& from, int dim, int head,
                                                  int first, const std::int64_t* page, NearestCentroids& nearest) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int first_head = from.code.joint ? 0 : head, end_head = from.code.joint ? p.num_kv_heads : head + 1;
@@ -184,7 +185,17 @@ __global__ void __launch_bounds__(kThreads, 4)
   if constexpr (kCoded) {
     __shared__ NearestCentroids nearest;
     if (from.code.num_centroids > 0) {
-      choose_centroids<T>(p, from, dim, head, first, rows.page, nearest);
+      if (from.has_indices) {
+        if (thread < kTileTokens && rows.page[thread] >= 0)
+          nearest.index[0][thread] =
+              load_index(side, tiles(rows.page[thread]), static_cast<int>(rows.page[thread]) % kTileTokens,
+                         from.code.num_centroids);
+        else if (thread < kTileTokens)
+          nearest.index[0][thread] = 0;
+        __syncthreads();
+      } else {
+        search_centroids<T>(p, from, dim, head, first, rows.page, nearest);
+      }
       for_each_channel<T>(from, dim, head, first, p.num_tokens, [&](int r, int c, float x) {
         rows.x[r][c] = __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
       });
@@ -236,12 +247,16 @@ Status plan_write(WriteLaunch& launch) {
   launch.shared_bytes = most - static_cast<int>(attributes.sharedSizeBytes);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(coded, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-  return cuda_status(error, "quantize_write: generic: plan");
+  const Status status = cuda_status(error, "quantize_write: generic: plan");
+  return status.ok() ? plan_centroids(launch, std::is_same_v<T, __nv_bfloat16>) : status;
 }
 
 template <typename T>
-Status run_jobs(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
-  if (params.num_tokens == 0) return {};
+Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_job, int jobs, CUstream_st* stream) {
+  if (given.num_tokens == 0) return {};
+  WriteParams params = given;
+  const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
+  if (!chosen.ok()) return chosen;
   const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
                   static_cast<unsigned>(jobs));
   const TileSide &k = launch.format.k, &v = launch.format.v;

@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/quantize_write/params.h>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
+#include <kvq/runtime/kernels/quantize_write/residuals.cuh>
 #include <kvq/runtime/kernels/quantize_write/rotate.cuh>
 
 #include <type_traits>
@@ -81,8 +82,11 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   const Destinations to = load_destinations(p, first_token, lane);
   uint4 raw[2][kSteps];
   ptx::cp_async_wait_group<0>();
+  const auto read_rows = [&] {
 #pragma unroll
-  for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
+    for (int i = 0; i < 2 * kSteps; ++i) raw[i / kSteps][i % kSteps] = shared.rows[i][lane];
+  };
+  read_rows();
   Rows<Side> rows;
   const uint4 matrix = shared.matrix[lane];
   const auto scaled = [&](int index) {
@@ -90,6 +94,21 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
     return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix,
                                                              index);
   };
+  if constexpr (Side::side().index_bytes > 0) {
+    if (__any_sync(kAll, to.window_row >= 0)) {  // windows have rows without a centroid
+      rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
+      store_window_rows<Side>(p, rows, job.value, to, job.head, lane);
+      read_rows();
+    }
+    const PageTiles tile_of = page_tiles<Side>(p, job.head, job.head_bytes, job.side_offset);
+    const std::int64_t slots = checked_slot(p, to.slot);
+    load_residuals<Side, T>(from, raw, slots, tile_of, job.head, lane, rows);
+    next();
+    rotate_residuals<Side>(from, matrix_operand<__nv_bfloat16>(from.order, lane), rows);
+    if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
+    quantize_rows<Side>(rows, from, slots, tile_of, job.value, lane);
+    return;
+  }
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
   if (!IsCodebook<Side>) next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <kvq/runtime/kernels/quantize_write/nearest.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/quantize_write/dense.cuh>
@@ -13,18 +14,36 @@
 namespace kvq {
 
 template <typename K, typename V, typename T>
-Status plan_write(WriteLaunch& launch) {
+Status plan_dense_write() {
   const auto dense = write::dense_write_kernel<K, V, T>;
+  cudaError_t error = load_kernel(dense);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(dense, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 write::DenseBlock<K::kHeadDim>::kSharedBytes);
+  return cuda_status(error, "quantize_write: plan");
+}
+
+/// Whether a format has centroids. The generic kernel applies dense rotations to its residuals.
+template <typename K, typename V>
+constexpr bool kHasCentroids = K::side().index_bytes > 0 || V::side().index_bytes > 0;
+
+template <typename K, typename V, typename T>
+Status plan_write(WriteLaunch& launch) {
+  if constexpr (kHasCentroids<K, V>) {
+    constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+    const Status status = generic_write(launch.format, kBf16).plan_kernel(launch);
+    if (!status.ok()) return status;
+  } else {
+    const Status status = plan_dense_write<K, V, T>();
+    if (!status.ok()) return status;
+  }
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T, false>, launch.overlapping);
-  if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T, true>, launch.overlapping);
-  if (error == cudaSuccess) error = load_kernel(dense);
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(dense, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 write::DenseBlock<K::kHeadDim>::kSharedBytes);
+  if constexpr (!kHasCentroids<K, V>)
+    if (error == cudaSuccess) error = load_kernel(write::quantize_write_kernel<K, V, T, true>, launch.overlapping);
   return cuda_status(error, "quantize_write: plan");
 }
 
@@ -50,8 +69,9 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
   const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
   const auto blocks =
       static_cast<int>(std::min(blocks_for(std::int64_t{runs} * jobs), std::max(fill, blocks_for(jobs))));
-  const auto kernel = (first_job > 0 ? params.v : params.k).factors ? write::quantize_write_kernel<K, V, T, true>
-                                                                    : write::quantize_write_kernel<K, V, T, false>;
+  auto kernel = write::quantize_write_kernel<K, V, T, false>;
+  if constexpr (!kHasCentroids<K, V>)
+    if ((first_job > 0 ? params.v : params.k).factors) kernel = write::quantize_write_kernel<K, V, T, true>;
   const int stride = blocks * write::kWarps / jobs, rest = runs % stride;
   const write::WriteRuns work{
       .end = runs,
@@ -75,17 +95,28 @@ inline WriteKind kind_of(const WriteSide& side) {
 
 /// One launch for both sides if they have the same WriteKind, else one for each.
 template <typename K, typename V, typename T>
-Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
-  if (params.num_tokens == 0) return {};
+Status run_write(const WriteLaunch& launch, const WriteParams& given, CUstream_st* stream) {
+  if (given.num_tokens == 0) return {};
+  WriteParams params = given;
+  const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
+  if (!chosen.ok()) return chosen;
   const int heads = params.num_kv_heads;
-  const auto enqueue = [&](WriteKind kind, int first_job, int jobs) {
-    return kind == WriteKind::dense ? launch_dense_write<K, V, T>(launch, params, first_job, jobs, stream)
-                                    : launch_write<K, V, T>(launch, params, first_job, jobs, stream);
+  const auto enqueue = [&](WriteKind kind, int first_job, int jobs) -> Status {
+    if constexpr (kHasCentroids<K, V>) {
+      Status status;
+      for (const bool value : {false, true})
+        if (kind == WriteKind::dense && status.ok() && (value ? first_job + jobs > heads : first_job == 0))
+          status = run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
+      if (kind == WriteKind::dense) return status;
+    } else if (kind == WriteKind::dense) {
+      return cuda_status(launch_dense_write<K, V, T>(launch, params, first_job, jobs, stream),
+                         "quantize_write: launch");
+    }
+    return cuda_status(launch_write<K, V, T>(launch, params, first_job, jobs, stream), "quantize_write: launch");
   };
   const WriteKind k = kind_of(params.k), v = kind_of(params.v);
-  cudaError_t error = enqueue(k, 0, k == v ? 2 * heads : heads);
-  if (error == cudaSuccess && k != v) error = enqueue(v, heads, heads);
-  return cuda_status(error, "quantize_write: launch");
+  const Status status = enqueue(k, 0, k == v ? 2 * heads : heads);
+  return !status.ok() || k == v ? status : enqueue(v, heads, heads);
 }
 
 template <typename K, typename V, typename T>

@@ -171,6 +171,37 @@ __device__ __forceinline__ void scaled_products(const uint4 (&raw)[2][Side::kHea
   }
 }
 
+/// The bits of the channel that products do not transform: (a, b) -> (a + b, a - b), in place. The common factor goes
+/// into rows.row_scale.
+template <typename Side>
+__device__ __forceinline__ void add_within_lanes(Rows<Side>& rows, int order) {
+  constexpr int kSteps = Rows<Side>::kSteps;
+  const auto butterfly = [](float& a, float& b) {
+    a += b;
+    b = fmaf(-2.0f, b, a);
+  };
+  if (order >= 4) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (!(e & 2)) butterfly(rows.x[r][j][e], rows.x[r][j][e + 2]);
+  }
+#pragma unroll
+  for (int bit = 2; bit < kSteps; bit *= 2) {
+    if (order < 64 * bit || kSteps % (2 * bit) != 0) continue;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e)
+          if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
+  }
+}
+
 /// Transforms the warp's rows.
 /// @tparam kScaled  whether channels have factors; a template parameter, because code that is not run would still take
 /// room
@@ -244,31 +275,7 @@ __device__ __forceinline__ void rotate_rows(const WriteSide& side, uint4 (&raw)[
           for (int i = 0; i < 2; ++i) rows.x[r][j][4 * n + i] = c[i], rows.x[r][j][4 * n + 2 + i] = c[2 + i];
         }
   }
-  // The other bits: (a, b) -> (a + b, a - b), in place. The common factor goes into rows.row_scale.
-  const auto butterfly = [](float& a, float& b) {
-    a += b;
-    b = fmaf(-2.0f, b, a);
-  };
-  if (order >= 4) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          if (!(e & 2)) butterfly(rows.x[r][j][e], rows.x[r][j][e + 2]);
-  }
-#pragma unroll
-  for (int bit = 2; bit < kSteps; bit *= 2) {
-    if (order < 64 * bit || kSteps % (2 * bit) != 0) continue;
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-#pragma unroll
-      for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          if (!(j & bit)) butterfly(rows.x[r][j][e], rows.x[r][j + bit][e]);
-  }
+  add_within_lanes(rows, order);
   rows.row_scale = order > 1 ? ptx::rsqrt_approx(static_cast<float>(order)) : 1.0f;
   if constexpr (kScaled) rows.row_scale *= __ldg(side.row_scales + head);
   rows.rotated = order > 1;
