@@ -20,6 +20,9 @@ WriteParams good(const WriteVariant& variant) {
   p.k.token_stride = 2 * variant.k.head_dim, p.v.token_stride = 2 * variant.v.head_dim;
   p.k.rule = variant.k.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm;
   p.v.rule = variant.v.numbers == 2 ? ScaleRule::minmax : ScaleRule::norm;
+  for (const auto& [side, tile] : {std::pair{&p.k, &variant.k}, std::pair{&p.v, &variant.v}})
+    if (tile->index_bytes > 0)
+      side->code.num_centroids = 2, side->code.centroids = reinterpret_cast<const float*>(memory);
   p.slot_mapping = slots, p.pages = memory;
   p.page_stride = PageLayout{variant.k, variant.v, 2, 64}.page_bytes();
   return p;
@@ -128,6 +131,17 @@ TEST_CASE("Writes that cannot be are refused by name", "[runtime]") {
   static const std::int32_t ranks[2] = {};
   for (const WriteVariant* row : write_variants()) {
     WriteParams p = good(*row);
+    if (row->k.index_bytes > 0) {
+      WriteParams other = p;
+      other.k.code.centroids = reinterpret_cast<const float*>(reinterpret_cast<const char*>(other.k.x) + 4);
+      CHECK_THAT(check_write(*row, other).message(), Contains("k: centroids must be aligned to 16 bytes"));
+      other = p;
+      other.k.code.num_centroids = 0;
+      CHECK_THAT(check_write(*row, other).message(), Contains("k: 0 centroids, and 1 bytes of their index"));
+      other = p;
+      other.k.center = p.k.code.centroids;
+      CHECK_THAT(check_write(*row, other).message(), Contains("centroids and centers; expected one of both"));
+    }
     p.k.clip_ranks = ranks;
     const Status status = check_write(*row, p);
     CHECK(status.ok() == (row->k.numbers == 2));
