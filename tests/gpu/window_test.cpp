@@ -149,7 +149,7 @@ TEST_CASE("After each step of random schedules all visible tokens are what the c
   const int page_size = GENERATE(16, 64);
   const bool replayed = GENERATE(false, true);
   unsigned seed = 20;
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, page_size, replayed, ++seed);
     WindowCase c = cache_case(*variant, page_size, 5, 21, 6, seed);
     if (variant->k.head_dim > 128) c.num_layers = 1;
@@ -162,7 +162,7 @@ TEST_CASE("After each step of random schedules all visible tokens are what the c
 TEST_CASE("Windows of other sizes: none, sinks alone, whole tiles, longer than chunks", "[runtime][gpu]") {
   const auto [sinks, recent, rollback] = GENERATE(std::array{0, 0, 0}, std::array{16, 0, 0}, std::array{0, 1, 0},
                                                   std::array{32, 16, 16}, std::array{3, 60, 1});
-  const WriteVariant& variant = *write_variants()[0];
+  const WriteVariant& variant = *plain_write_variants()[0];
   for (const int page_size : {16, 32, 64}) {
     CAPTURE(variant.name, sinks, recent, rollback, page_size);
     WindowCase c = cache_case(variant, page_size, sinks, recent, rollback, 50);
@@ -173,7 +173,7 @@ TEST_CASE("Windows of other sizes: none, sinks alone, whole tiles, longer than c
 
 TEST_CASE("Rotated rows, exact and coded", "[runtime][gpu]") {
   unsigned seed = 70;
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, ++seed);
     WindowCase c = cache_case(*variant, 32, 4, 17, 4, seed);
     c.num_layers = 1, c.order = variant->k.head_dim & -variant->k.head_dim;
@@ -184,7 +184,7 @@ TEST_CASE("Rotated rows, exact and coded", "[runtime][gpu]") {
 
 TEST_CASE("The same of dense rotations", "[runtime][gpu]") {
   unsigned seed = 80;
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, ++seed);
     WindowCase c = cache_case(*variant, 64, 4, 17, 4, seed);
     c.num_layers = 1, c.decode = nullptr;
@@ -205,7 +205,7 @@ TEST_CASE("The same of dense rotations", "[runtime][gpu]") {
 TEST_CASE("The same of transforms: dense ones, and scales of channels with Hadamard blocks", "[runtime][gpu]") {
   const double condition = GENERATE(0.0, 64.0, 4000.0);  // 0: scales
   unsigned seed = 100;
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact() || (condition > 0.0 && !variant->bf16)) continue;
     CAPTURE(variant->name, condition, ++seed);
     check_transformed_windows(*variant, condition, seed);
@@ -213,7 +213,7 @@ TEST_CASE("The same of transforms: dense ones, and scales of channels with Hadam
 }
 
 TEST_CASE("The same of transforms, of one format", "[runtime][gpu][emulated]") {
-  check_transformed_windows(*write_variants()[0], GENERATE(0.0, 4000.0), 110);
+  check_transformed_windows(*plain_write_variants()[0], GENERATE(0.0, 4000.0), 110);
 }
 
 TEST_CASE("The same of generic kernels: steps of random schedules in other formats", "[runtime][gpu][generic]") {
@@ -235,7 +235,7 @@ TEST_CASE("The same of generic kernels: steps of random schedules in other forma
 }
 
 TEST_CASE("Rows beyond the largest bfloat16 saturate", "[runtime][gpu]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name);
     WindowCase c = cache_case(*variant, 16, 0, 32, 0, 88);
     c.num_layers = 1, c.decode = nullptr;
@@ -251,7 +251,7 @@ TEST_CASE("A cache that took tokens back is one that never saw them", "[runtime]
   const int page_size = GENERATE(16, 64);
   const bool rotated = GENERATE(false, true);
   unsigned seed = 90;
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, recent, page_size, rotated, ++seed);
     constexpr int kDraft = 7;
     WindowCase c = cache_case(*variant, page_size, 3, recent, kDraft, seed);

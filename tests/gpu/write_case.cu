@@ -45,6 +45,13 @@ std::uint16_t to_16_bits(float x, bool bf16) {
   return bf16 ? __bfloat16_as_ushort(__float2bfloat16(x)) : __half_as_ushort(__float2half(x));
 }
 
+std::vector<const WriteVariant*> plain_write_variants() {
+  std::vector<const WriteVariant*> plain;
+  for (const WriteVariant* variant : write_variants())
+    if (variant->k.index_bytes == 0 && variant->v.index_bytes == 0) plain.push_back(variant);
+  return plain;
+}
+
 TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side) {
   const bool value = side == Side::v;
   const TileSide& format = value ? variant.v : variant.k;

@@ -25,6 +25,9 @@ struct WriteCase {
   ScaleRule rule_k = ScaleRule::minmax, rule_v = ScaleRule::minmax;
 };
 
+/// The tuned variants that take a WriteCase; coded_write_test.cpp tests those of rows with centroids.
+std::vector<const WriteVariant*> plain_write_variants();
+
 /// The TensorPlan of one side, for the codec.
 TensorPlan write_plan(const WriteVariant& variant, const WriteCase& c, Side side);
 

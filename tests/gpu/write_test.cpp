@@ -129,7 +129,7 @@ WriteCase shuffled(const WriteVariant& variant, const WriteCase& c, unsigned see
 TEST_CASE("Unrotated rows are quantized bit by bit as the codec does", "[runtime][gpu]") {
   const int page_size = GENERATE(16, 32, 64);
   const ScaleRule symmetric = GENERATE(ScaleRule::norm, ScaleRule::absmax, ScaleRule::least_squares);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, page_size, to_string(symmetric));
     WriteCase c = random_case(*variant, 160, 3, page_size, 1, true);
     c.rule_k = rule_of(variant->k, symmetric), c.rule_v = rule_of(variant->v, symmetric);
@@ -139,7 +139,7 @@ TEST_CASE("Unrotated rows are quantized bit by bit as the codec does", "[runtime
 
 TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][gpu][emulated]") {
   const int tokens = GENERATE(1, 15, 16, 17, 83);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, tokens);
     WriteCase c = random_case(*variant, tokens, 2, 32, 2, false);
     std::mt19937 random(3);
@@ -153,7 +153,7 @@ TEST_CASE("Tokens go where the slot mapping says, and nowhere else", "[runtime][
 }
 
 TEST_CASE("Centers are subtracted first", "[runtime][gpu][emulated]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name);
     WriteCase c = random_case(*variant, 48, 2, 64, 4, false);
     std::mt19937 random(5);
@@ -167,7 +167,7 @@ TEST_CASE("Centers are subtracted first", "[runtime][gpu][emulated]") {
 TEST_CASE("Hadamard blocks of every order", "[runtime][gpu]") {
   const int order = GENERATE(2, 4, 8, 16, 32, 64, 128, 256);
   const bool signs = GENERATE(false, true), centers = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.head_dim % order != 0) continue;
     CAPTURE(variant->name, order, signs, centers);
     WriteCase c = random_case(*variant, 160, 2, 64, 6, false);
@@ -185,14 +185,14 @@ TEST_CASE("Hadamard blocks of every order", "[runtime][gpu]") {
 }
 
 TEST_CASE("No tokens, nothing written", "[runtime][gpu][emulated]") {
-  for (const WriteVariant* variant : write_variants())
+  for (const WriteVariant* variant : plain_write_variants())
     CHECK(compare_bytes(*variant, random_case(*variant, 0, 1, 16, 8, false)).where == "");
 }
 
 TEST_CASE("Rows are clipped bit by bit as the codec does", "[runtime][gpu]") {
   // For 128 channels the ranks 1, 2, 6, 7, 20, 64, 127 and 128; and no clip.
   const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.85, 0.5, 0.01, 0.001);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, ratio);
     WriteCase c = random_case(*variant, 400, 3, 64, 9, true);
     c.clip_k = {ratio, 1.0, 0.92}, c.clip_v = {0.97, ratio, 1.0};
@@ -202,7 +202,7 @@ TEST_CASE("Rows are clipped bit by bit as the codec does", "[runtime][gpu]") {
 
 TEST_CASE("Clips of rows where magnitudes are equal, next to each other or far apart", "[runtime][gpu][emulated]") {
   const double ratio = GENERATE(0.999, 0.985, 0.96, 0.95, 0.5, 0.001);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, ratio);
     WriteCase c = random_case(*variant, 208, 2, 64, 24, false);
     c.clip_k = {ratio, 0.96}, c.clip_v = {0.96, ratio};
@@ -248,7 +248,7 @@ WriteCase spoilt_case(const WriteVariant& variant, bool hard) {
 
 TEST_CASE("Rows of NaNs and infinities are poisoned, and change no other row", "[runtime][gpu][emulated]") {
   const bool clips = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, clips);
     WriteCase c = spoilt_case(*variant, true);
     if (clips) c.clip_k = {0.96, 0.5}, c.clip_v = {0.001, 0.985};
@@ -258,7 +258,7 @@ TEST_CASE("Rows of NaNs and infinities are poisoned, and change no other row", "
 
 TEST_CASE("So are rotated rows", "[runtime][gpu][emulated]") {
   const bool clips = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, clips);
     WriteCase c = spoilt_case(*variant, false);
     c.order_k = variant->k.head_dim & -variant->k.head_dim, c.order_v = 16;
@@ -269,7 +269,7 @@ TEST_CASE("So are rotated rows", "[runtime][gpu][emulated]") {
 
 TEST_CASE("Rotated rows are clipped", "[runtime][gpu][emulated]") {
   const double ratio = GENERATE(0.985, 0.96, 0.9);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, ratio);
     WriteCase c = random_case(*variant, 320, 2, 64, 10, false);
     c.order_k = 32, c.order_v = 16;
@@ -280,7 +280,7 @@ TEST_CASE("Rotated rows are clipped", "[runtime][gpu][emulated]") {
 
 TEST_CASE("Dense rotations, with centers and clips", "[runtime][gpu]") {
   const bool centers = GENERATE(false, true), clips = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, centers, clips);
     const int dim = variant->k.head_dim;
     WriteCase c = random_case(*variant, 333, 2, 64, 11, false);
@@ -292,7 +292,7 @@ TEST_CASE("Dense rotations, with centers and clips", "[runtime][gpu]") {
 }
 
 TEST_CASE("Warps that take several runs of tokens, of more heads than divide them", "[runtime][gpu]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     WriteLaunch launch;
     REQUIRE(variant->plan(launch).ok());
     // At most sixteen warps a multiprocessor: seven for the twenty runs of a head, and some warps stay idle.
@@ -307,7 +307,7 @@ TEST_CASE("Warps that take several runs of tokens, of more heads than divide the
 }
 
 TEST_CASE("Blocks of a dense write that take several rounds of tokens", "[runtime][gpu]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     WriteLaunch launch;
     REQUIRE(variant->plan(launch).ok());
     // More than half as many heads and sides as there are multiprocessors get one block each.
@@ -322,7 +322,7 @@ TEST_CASE("Blocks of a dense write that take several rounds of tokens", "[runtim
 
 TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[runtime][gpu]") {
   const bool dense = GENERATE(false, true), clips = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, dense, clips);
     const int dim = variant->k.head_dim;
     WriteCase c = random_case(*variant, 209, 2, 32, 20, true);
@@ -343,7 +343,7 @@ TEST_CASE("What a rotated row gets does not depend on the rows beside it", "[run
 TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu][emulated]") {
   const Side side = GENERATE(Side::k, Side::v);
   const int tokens = GENERATE(1, 17, 300);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name, name(side), tokens);
     const int dim = variant->k.head_dim;
     WriteCase c = random_case(*variant, tokens, 3, 32, 16, false);
@@ -358,7 +358,7 @@ TEST_CASE("One dense rotation for all heads, of one side", "[runtime][gpu][emula
 TEST_CASE("Transforms of every condition round no more than their two 16-bit split halves do", "[runtime][gpu]") {
   const double condition = GENERATE(1.0, 64.0, 1000.0, 4090.0);
   const bool cancel = GENERATE(false, true), more = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact()) continue;
     CAPTURE(variant->name, condition, cancel, more);
     const int dim = variant->k.head_dim;
@@ -373,7 +373,7 @@ TEST_CASE("Transforms of every condition round no more than their two 16-bit spl
 
 TEST_CASE("Transforms as far as the bound", "[runtime][gpu][emulated]") {
   const double condition = GENERATE(64.0, 4090.0);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact()) continue;
     CAPTURE(variant->name, condition);
     check_rotated(compare_codes(*variant, transformed_case(*variant, condition, true, 50, 34), kTransformError));
@@ -381,7 +381,7 @@ TEST_CASE("Transforms as far as the bound", "[runtime][gpu][emulated]") {
 }
 
 TEST_CASE("Transforms with elements that fp16 holds in few digits", "[runtime][gpu][emulated]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact()) continue;
     CAPTURE(variant->name);
     WriteCase c = transformed_case(*variant, 64.0, false, 50, 36);
@@ -394,7 +394,7 @@ TEST_CASE("Transforms with elements that fp16 holds in few digits", "[runtime][g
 TEST_CASE("Scales of channels come before Hadamard blocks of every order, and round nothing", "[runtime][gpu]") {
   const int order = GENERATE(2, 8, 32, 128), spread = GENERATE(2, 5, 11);
   const bool signs = GENERATE(false, true), centers = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     const int dim = variant->k.head_dim;
     if (dim % order != 0 || variant->k.exact()) continue;
     CAPTURE(variant->name, order, spread, signs, centers);
@@ -413,7 +413,7 @@ TEST_CASE("Scales of channels come before Hadamard blocks of every order, and ro
 
 TEST_CASE("Scales of channels with clips, on a few rows", "[runtime][gpu][emulated]") {
   const int spread = GENERATE(3, 11);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact()) continue;
     CAPTURE(variant->name, spread);
     const int dim = variant->k.head_dim;
@@ -430,7 +430,7 @@ TEST_CASE("Scales of channels with clips, on a few rows", "[runtime][gpu][emulat
 TEST_CASE("Scales of channels alone leave rows to be quantized bit by bit as the codec does",
           "[runtime][gpu][emulated]") {
   const bool more = GENERATE(false, true);
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     if (variant->k.exact()) continue;
     CAPTURE(variant->name, more);
     const int dim = variant->k.head_dim;
@@ -454,7 +454,7 @@ TEST_CASE("Scales that fp16 does not hold are refused", "[runtime][gpu][emulated
 }
 
 TEST_CASE("A dense rotation that is a permutation is exact", "[runtime][gpu][emulated]") {
-  for (const WriteVariant* variant : write_variants()) {
+  for (const WriteVariant* variant : plain_write_variants()) {
     CAPTURE(variant->name);
     const auto dim = static_cast<std::size_t>(variant->k.head_dim);
     WriteCase c = random_case(*variant, 77, 2, 64, 19, true);

@@ -58,6 +58,8 @@ class Append {
       throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", c.variant->name)};
     check(variant_->plan(launch_));
     p_.k = side_of(c, c.variant->k, c.variant->k_bfloat, k), p_.v = side_of(c, c.variant->v, c.variant->v_bfloat, v);
+    if (c.variant->k.index_bytes > 0) p_.k.code = centroid_code(memory_, k, c.variant->k, Side::k);
+    if (c.variant->v.index_bytes > 0) p_.v.code = centroid_code(memory_, v, c.variant->v, Side::v);
     const std::int64_t k_elements = std::int64_t{c.batch} * c.new_tokens * p_.k.token_stride,
                        v_elements = std::int64_t{c.batch} * c.new_tokens * p_.v.token_stride;
     auto* keys = memory_.take<std::uint16_t>(static_cast<std::size_t>(k_elements));
