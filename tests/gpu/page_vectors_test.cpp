@@ -433,7 +433,7 @@ TEST_CASE("Hand-written pages and windows are what kernels write and read", "[ru
       with_each(dequantize_variants(), check_dequantize_pages);
       with_each(decode_variants(), check_decode_pages);
     } else {
-      for (const WriteVariant* variant : write_variants())
+      for (const WriteVariant* variant : plain_write_variants())
         for (const DequantizeVariant* reader : dequantize_variants()) {
           if (!windows_fit(*variant, vector) || !same_format(variant->k, reader->k) ||
               !same_format(variant->v, reader->v) || !reader->bf16)
