@@ -570,21 +570,20 @@ TEST_CASE("Keys and values of different head_dims or without centroids have the 
 }
 
 TEST_CASE("Rows with centroids by their tuned write", "[runtime][gpu][emulated]") {
-  const bool joint = GENERATE(false, true), bf16 = GENERATE(true, false);
+  const bool joint = GENERATE(false, true);
   const TensorPlan code = uniform(4, 128, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
-  CAPTURE(joint, bf16);
+  CAPTURE(joint);
   Target t = target_of(141, 32, 5);
-  // Builds for tests have the kernel for bfloat16 activations.
-  t.chosen = bf16 ? "quantize_write_d128_u4g128i1_u4g128i1" : "quantize_write_";
+  t.chosen = "quantize_write_d128_u4g128i1_u4g128i1";
   t.slots[1] = t.slots[2] = t.slots[9] = -1;
   const LayerPlan layer =
       layer_of(with_centroids(code, 200, joint, 128), 128, with_centroids(code, 256, false, 128), 128);
-  check_write_of(layer, t, random_rows(layer, 141, bf16, 190), bf16);
+  check_write_of(layer, t, random_rows(layer, 141, true, 190), true);
   // Beside windows, which have rows without a centroid. The product with the identity turns -0 into +0.
   for (int i = 0; i < 141; ++i) t.window_rows.push_back(i % 3 == 0 || i > 40 ? -1 : i);
-  Rows rows = random_rows(layer, 141, bf16, 191, true);
+  Rows rows = random_rows(layer, 141, true, 191, true);
   for (std::vector<std::uint16_t>* side : {&rows.k, &rows.v}) std::ranges::replace(*side, 0x8000, 0);
-  check_write_of(layer, t, rows, bf16);
+  check_write_of(layer, t, rows, true);
 }
 
 TEST_CASE("Rotated residuals by their tuned write are the codec's, but for what rotations round",

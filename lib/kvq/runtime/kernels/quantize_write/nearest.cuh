@@ -27,11 +27,11 @@ struct CentroidChunk {
   uint4 parts[kChunkCentroids][kDim / 4 + kPad];
 };
 
-/// What a lane keeps of the scores that it has seen of a row: the best one, whose it is, and the second best.
+/// What a lane keeps of a row's scores: the best one with its centroid, and the second best.
 struct BestScores {
   float best = kMinusInf, second = kMinusInf;
   int index = 0;
-  /// NaN counts as the second best score.
+  /// A score that is NaN makes the best one the second best, too.
   __device__ __forceinline__ void add(float score, int centroid) {
     second = fmaxf(second, fminf(score, best));
     if (score > best) best = score, index = centroid;
@@ -54,8 +54,8 @@ __device__ __forceinline__ uint4 split(float4 c) {
 }
 __device__ __forceinline__ float square_of(float4 c) { return c.x * c.x + c.y * c.y + (c.z * c.z + c.w * c.w); }
 
-/// Adds the products of 16 rows and 8 centroids. Lane 4 g + t has, of the rows g and g + 8, the channels 32 j + 8 t +
-/// e.
+/// Adds the products of 16 rows and 8 centroids.
+/// @param raw       lane 4 g + t has, of the rows g and g + 8, the channels 32 j + 8 t .. 32 j + 8 t + 7
 /// @param parts_of  (j, half): of centroid g, the split channels 32 j + 8 t + 4 half and the next three
 template <typename T, int kSteps, typename PartsOf>
 __device__ __forceinline__ void add_products(float (&c)[4], const uint4 (&raw)[2][kSteps], PartsOf parts_of) {
@@ -106,7 +106,8 @@ __device__ __forceinline__ float score_bound(float row_square, float centroid_sq
   const float row = sqrtf(row_square), centroid = sqrtf(centroid_square), both = (row + centroid) * (row + centroid);
   if (std::is_same_v<T, __half> && !(centroid < 6e4f)) return __uint_as_float(0x7FC00000u);  // infinite parts
   const float parts = static_cast<float>((channels + 127) / 128), eps = 5.9604645e-8f;       // 2^-24
-  float bound = 256.0f * eps * parts * row * centroid + 32.0f * eps * centroid_square + (18.0f + parts) * eps * both;
+  float bound =
+      256.0f * eps * parts * row * centroid + 32.0f * eps * centroid_square + (18.0f + 2.0f * parts) * eps * both;
   if (std::is_same_v<T, __half>) bound += 64.0f * eps * parts * row;  // low parts below the normal range
   return bound + 1e-30f;
 }
