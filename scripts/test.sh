@@ -151,7 +151,7 @@ show_cli() { cat; }
 if wants python; then
   say "python: second reader, dump scripts, commands of all documents; beside them cli: tools"
   start python python_and_documents
-  start cli pytest_in tests/cli --ignore tests/cli/test_docs.py
+  start cli pytest_in --ignore tests/cli/test_docs.py tests/cli
 fi
 finish_jobs
 say "all steps passed"

@@ -107,11 +107,13 @@ SLEEP = "echo $$ > {folder}/sleeper; exec sleep 300"
 def start_jobs(folder: Path, **commands: str) -> subprocess.Popen:
     """scripts/test.sh with the steps python and sanitizers, whose programs are stand-ins."""
     command = {"python": "echo 2 passed", "cli": "echo 3 passed", "ctest": "echo Test project; echo 4 passed"}
+    command["documents"] = "echo 1 passed"
     command |= {name: text.format(folder=folder) for name, text in commands.items()}
     stubs = {
         "stubs/cmake": "echo built",
         "stubs/ctest": command["ctest"],
-        ".venv/bin/python": f'case "$*" in *tests/python) {command["python"]} ;; *) {command["cli"]} ;; esac',
+        ".venv/bin/python": f'case "$*" in *tests/python) {command["python"]} ;; *tests/cli) {command["cli"]} ;; '
+        f"*) {command['documents']} ;; esac",
     }
     for name, text in stubs.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,13 +145,23 @@ def test_jobs_print_their_logs(tmp_path):
     process = start_jobs(tmp_path, cli="sleep 0.1; echo 3 passed")
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 0, said
-    for name, line in {"python": "2 passed", "cli": "3 passed", "sanitizers": "Test project\n4 passed"}.items():
+    for name, line in {
+        "python": "2 passed\n1 passed",
+        "cli": "3 passed",
+        "sanitizers": "Test project\n4 passed",
+    }.items():
         assert re.search(rf"== \d+:\d\d {name}: passed\n{line}\n", said), said
     assert "built" not in said and said.endswith("all steps passed\n") and not any((tmp_path / "logs").iterdir())
 
 
 @pytest.mark.parametrize(
-    ("name", "other", "job"), [("python", "cli", "python"), ("cli", "ctest", "cli"), ("ctest", "cli", "sanitizers")]
+    ("name", "other", "job"),
+    [
+        ("python", "cli", "python"),
+        ("documents", "cli", "python"),
+        ("cli", "ctest", "cli"),
+        ("ctest", "cli", "sanitizers"),
+    ],
 )
 def test_a_job_that_fails_is_printed_and_ends_the_others(tmp_path, name, other, job):
     failing = "while [ ! -s {folder}/sleeper ]; do sleep 0.01; done; echo it failed; exit 7"
