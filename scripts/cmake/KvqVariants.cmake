@@ -123,9 +123,9 @@ ${rows}  };
 endfunction()
 
 # kvq_variants(<variants.json> <KVQ_KERNELS> <out variable> <warpgroup out variable>) writes one .cu for each format of
-# the tuned kernels of variants.json, those that builds with this KVQ_KERNELS have, and the
-# lookup tables into the build folder, and returns their names. A file is written only if its text changes. Kernels with
-# warpgroup products are listed separately, because they are compiled for other architectures.
+# the tuned kernels that builds with this KVQ_KERNELS have, and the lookup tables, into the build folder, and returns
+# their names. A file is written only if its text changes. Kernels with warpgroup products are listed separately,
+# because they are compiled for other architectures.
 function(kvq_variants table which out warpgroup_out)
   kvq_kernel_table(${table} kernels)
   kvq_variant_kind(

@@ -331,7 +331,7 @@ Run write_cases(const BenchFlags& f) {
   for (const WriteVariant* variant : variants)
     for (const int tokens : f.tokens)
       for (const int order : f.dense ? std::vector<int>{1} : f.hadamard)
-        for (const bool transform : both(f.transform))
+        for (const bool transform : both(f.transform && variant->k.index_bytes == 0))  // not with centroids
           for (const bool windows : both(f.windows && windows_of(f) != Windows{}))
             run.write.push_back(
                 {{
