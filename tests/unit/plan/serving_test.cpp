@@ -122,11 +122,11 @@ TEST_CASE("A layer that pages hold and no kernel takes says why", "[plan]") {
   CHECK(large.no_kernel == "head_dim: supported multiples of 8 up to 256, found 512");
 }
 
-TEST_CASE("Codes of four bits with indices of one byte have tuned kernels that read", "[plan]") {
+TEST_CASE("Codes of four bits with indices of one byte have tuned kernels", "[plan]") {
   LayerPlan plan = layer(affine(4, 128), affine(4, 128));
   plan.k.centroids = plan.v->centroids = Centroids{.count = 256};
   CHECK(cache_format_name(plan) == "u4g128i1");
-  CHECK(kinds(plan) == "tgtt");
+  CHECK(kinds(plan) == "tttt");
   plan.v->centroids.reset();
   CHECK(kinds(plan) == "gggt");
   plan.v->centroids = Centroids{.count = 257};
