@@ -107,8 +107,8 @@ void put_centroids(Arena& arena, const TileSide& side, int heads, const DeviceRo
   for (float& x : rotated) x = normal(random);
   float* unrotated = arena.take<float>(rotated.size(), 0);
   code.rotated_centroids = arena.put(rotated), code.centroids = unrotated;
-  run_kernel("rotate_each_row", rotate_each_row, static_cast<unsigned>(rows), 128, code.rotated_centroids, undo,
-             code.num_centroids, side.head_dim, unrotated);
+  run_kernel("rotate_each_row", rotate_each_row, static_cast<unsigned>(rows), kPlainThreads, code.rotated_centroids,
+             undo, code.num_centroids, side.head_dim, unrotated);
 }
 
 /// Orthogonal matrices, row-major. @param transposed  the same matrices transposed
@@ -238,8 +238,8 @@ struct MadeCache {
                     static_cast<unsigned>(2 * c.num_kv_heads));
     std::vector<int> none(c.lengths.size());
     hidden = arena.put(c.hidden.empty() ? none : c.hidden);
-    run_kernel("fill_cached_token", fill_cached_token, grid, 128, cache, layout, k_bfloat, v_bfloat, pages, windows,
-               hidden, seed);
+    run_kernel("fill_cached_token", fill_cached_token, grid, kPlainThreads, cache, layout, k_bfloat, v_bfloat, pages,
+               windows, hidden, seed);
   }
 };
 
@@ -276,8 +276,8 @@ Rows rows_of(MadeCache& made) {
   if (made.cache.batch) {
     const dim3 grid(static_cast<unsigned>(made.longest), static_cast<unsigned>(made.cache.batch),
                     static_cast<unsigned>(2 * made.cache.num_kv_heads));
-    run_kernel("plain_rows", plain_rows, grid, 128, made.cache, made.undo_k, made.undo_v, made.layout, made.k_bfloat,
-               made.v_bfloat, made.longest, made.hidden, k, v);
+    run_kernel("plain_rows", plain_rows, grid, kPlainThreads, made.cache, made.undo_k, made.undo_v, made.layout,
+               made.k_bfloat, made.v_bfloat, made.longest, made.hidden, k, v);
   }
   return {get(k, k_count), get(v, v_count)};
 }
@@ -297,13 +297,14 @@ struct Distance {
   }
 };
 
-/// Reference attention of new tokens in plain loops; grid [T, Hq], 128 threads. Keys and values [B, longest, Hkv, D].
+/// Reference attention of new tokens in plain loops; grid [T, Hq], kPlainThreads threads. Keys and values [B, longest,
+/// Hkv, D].
 template <typename Float>
 __global__ void plain_prefill(const int* q_indptr, const int* prefixes, int batch, int num_q_heads, int num_kv_heads,
                               int dim, int v_dim, int longest, double scale, double cap, int window,
                               const float* sink_logits, const double* q, const double* k, const double* v,
                               Float* scores, double* out, double* lse) {
-  __shared__ Float reduce[128];
+  __shared__ Float reduce[kPlainThreads];
   const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   int b = 0;
@@ -519,7 +520,7 @@ CacheOutcome run_prefill_case(const DequantizeVariant& rows, const CacheCase& in
       const double* values_there = mine.put(values[rounded]);
       const auto go = [&](auto zero) {
         auto* scores = mine.take<decltype(zero)>(results * static_cast<std::size_t>(longest), 0);
-        run_kernel("plain_prefill", plain_prefill<decltype(zero)>, grid, 128, starts_there, prefixes_there,
+        run_kernel("plain_prefill", plain_prefill<decltype(zero)>, grid, kPlainThreads, starts_there, prefixes_there,
                    static_cast<int>(batch), q_heads, kv_heads, dim, v_dim, longest,
                    static_cast<double>(p.softmax_scale), static_cast<double>(c.softcap), c.sliding_window,
                    p.sink_logits, queries_there, keys_there, values_there, scores, result, sums);

@@ -265,8 +265,8 @@ void plain(const DecodeParams& p, const PageLayout& layout, const plain::PlainBa
     Float* scores = arena.take<Float>(rows * static_cast<std::size_t>(longest), 0);
     Float* result = arena.take<Float>(elements, 0xFF);
     Float* sums = arena.take<Float>(rows, 0xFF);
-    run_kernel("plain_decode", plain::plain_decode<Float, Activation>, grid, 128, p, layout, bases, bfloat_k, bfloat_v,
-               scores, longest, result, sums);
+    run_kernel("plain_decode", plain::plain_decode<Float, Activation>, grid, kPlainThreads, p, layout, bases, bfloat_k,
+               bfloat_v, scores, longest, result, sums);
     const std::vector<Float> a = get(result, elements), b = get(sums, rows);
     o.assign(a.begin(), a.end());
     l.assign(b.begin(), b.end());
@@ -451,8 +451,8 @@ DecodeOutcome run_decode_case(const DecodeVariant& variant, const DecodeCase& c)
     if (batch == 0) return;
     const dim3 grid(static_cast<unsigned>(longest), static_cast<unsigned>(batch),
                     static_cast<unsigned>(2 * c.num_kv_heads));
-    run_kernel("fill_token", fill_token, grid, 128, p, layout, variant.k_bfloat, variant.v_bfloat, pool, windows,
-               c.value_spread, c.seed * 7919);
+    run_kernel("fill_token", fill_token, grid, kPlainThreads, p, layout, variant.k_bfloat, variant.v_bfloat, pool,
+               windows, c.value_spread, c.seed * 7919);
   };
   fill();
   // Twice, because a call must not depend on the contents of the workspace.

@@ -17,6 +17,13 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
+/// Threads of a block of a plain kernel. On the emulated device each thread takes time, and what it does little.
+#ifdef KVQ_EMULATED_ARCH
+constexpr int kPlainThreads = 32;
+#else
+constexpr int kPlainThreads = 128;
+#endif
+
 /// Runs a kernel to its end.
 template <typename... Parameters>
 void run_kernel(const char* what, void (*kernel)(Parameters...), dim3 grid, int threads,

@@ -342,12 +342,12 @@ void random_lives(const Shape& shape, unsigned seed, int rounds, bool with_hits)
 
 TEST_CASE("Five layers with windows and one without attend as if all pages were kept",
           "[runtime][gpu][engine][emulated]") {
-  random_lives(five_to_one(), 1, 40, true);
+  random_lives(five_to_one(), 1, 24, true);
 }
 
 TEST_CASE("Layers with and without windows, some within the ring, attend as if all pages were kept",
           "[runtime][gpu][engine][emulated]") {
-  random_lives(one_to_one(), 2, 40, false);
+  random_lives(one_to_one(), 2, 24, false);
 }
 
 TEST_CASE("Random lives in caches with groups", "[runtime][gpu][engine]") {

@@ -253,12 +253,12 @@ __device__ Float weight_error(const DecodeParams& p, const PageLayout& layout, b
   return error;
 }
 
-/// Grid [T, num_q_heads]; 128 threads; out [T, Hq, D], lse [T, Hq]. @param scores  [T, Hq, max_length]
+/// Grid [T, num_q_heads]; kPlainThreads threads; out [T, Hq, D], lse [T, Hq]. @param scores  [T, Hq, max_length]
 template <typename Float, typename Activation>
 __global__ void plain_decode(DecodeParams p, PageLayout layout, PlainBases bases, bool bfloat_k, bool bfloat_v,
                              Float* scores, int max_length, Float* out, Float* lse) {
   const int dim = layout.k.head_dim, v_dim = layout.v.head_dim;
-  __shared__ Float row[256], scratch[256], reduce[128];
+  __shared__ Float row[256], scratch[256], reduce[test::kPlainThreads];
   const int token = static_cast<int>(blockIdx.x), query_head = static_cast<int>(blockIdx.y),
             thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   const int head = query_head / (p.num_q_heads / p.cache.num_kv_heads);

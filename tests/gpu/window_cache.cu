@@ -361,7 +361,7 @@ DecodeResult WindowCache::decoded(int layer) const {
     const Buffer<Float> scores(rows * static_cast<std::size_t>(longest)), result(elements), sums(rows);
     const dim3 grid(static_cast<unsigned>(p.cache.batch), static_cast<unsigned>(p.num_q_heads));
     const auto kernel = bf16 ? plain::plain_decode<Float, __nv_bfloat16> : plain::plain_decode<Float, __half>;
-    check(launch_kernel(kernel, grid, 128, 0, false, nullptr, p, d.page_layout, plain::PlainBases{},
+    check(launch_kernel(kernel, grid, kPlainThreads, 0, false, nullptr, p, d.page_layout, plain::PlainBases{},
                         d.c.write->k_bfloat, d.c.write->v_bfloat, scores.get(), longest, result.get(), sums.get()),
           "plain_decode");
     check(cudaDeviceSynchronize(), "plain_decode");
