@@ -412,6 +412,38 @@ TEST_CASE("Codebook codes of one group by their tuned write", "[runtime][gpu][em
         target_of(21, 32, 5), false);
 }
 
+TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[runtime][gpu][emulated]") {
+  const bool row_scale = GENERATE(false, true), bf16 = GENERATE(true, false);
+  const ScaleRule rule = bf16 == row_scale ? ScaleRule::norm : ScaleRule::rms;
+  CAPTURE(row_scale, bf16);
+  // Ends of the segments of widths 8, 7, ..., 1: short and long ones, at odd channels; one width for the whole row; and
+  // channels that are not stored.
+  const std::vector<std::vector<std::vector<int>>> widths = {
+      {{0, 0, 0, 0, 20, 61, 97, 128}, {0, 0, 0, 0, 1, 18, 83, 128}, {0, 0, 0, 0, 0, 0, 0, 0}},
+      {{0, 0, 0, 0, 128, 128, 128, 128}, {0, 0, 0, 0, 0, 127, 128, 128}, {0, 0, 0, 0, 0, 0, 65, 97}}};
+  const TensorPlan values = codebooks(3, 128, false, ScaleRule::norm, ScaleType::fp16);
+  for (const auto& ends : widths) {
+    TensorPlan plain = mixed(codebooks(4, 0, true, rule, ScaleType::fp16), 128, ends, row_scale);
+    TensorPlan blocks = rotated(plain, 128), dense = plain;
+    dense.rotation.kind = RotationKind::dense;
+    dense.rotation.matrix.assign(std::size_t{kHeads} * 128 * 128, 0.0);
+    for (std::size_t row = 0; row < std::size_t{kHeads} * 128; ++row)
+      dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
+    const auto check = [&](const TensorPlan& k, Target t, bool integers) {
+      const LayerPlan layer = layer_of(k, 128, integers ? rotated(values, 128) : values, 128);
+      t.chosen = "quantize_write_codebook";
+      check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 36, integers), bf16);
+    };
+    check(plain, target_of(37, 16, 16), false);
+    Target single = target_of(3, 16, 0);
+    single.slots = {31, -1, 6}, single.pages = 3;
+    check(plain, single, false);
+    Target windows = target_of(24, 32, 0);
+    for (int i = 0; i < 24; ++i) windows.window_rows.push_back(i % 3 ? i + 8 : -1);
+    for (const TensorPlan& plan : {blocks, dense}) check(plan, windows, true);
+  }
+}
+
 TEST_CASE("Trellises in bit tiles", "[runtime][gpu][generic][emulated]") {
   constexpr int kMemories[][2] = {{1, 8}, {2, 1}, {2, 3}, {2, 4}, {3, 2}, {4, 1}};
   const auto& [bits, memory] = kMemories[GENERATE(0, 1, 2, 3, 4, 5)];

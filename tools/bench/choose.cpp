@@ -88,6 +88,7 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
     const auto codebook_bits = [&](const SideFormat& of) {
       if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return 0;
+      if (of.side.segments) return kMixedBits;
       return memory == 0 && 32 * of.side.row_words == 2 * head_dim ? 2 : of.side.table_bits;
     };
     const int k_bits = codebook_bits(key), v_bits = codebook_bits(value);

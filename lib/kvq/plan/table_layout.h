@@ -28,6 +28,7 @@ KVQ_HD constexpr int odd_set(int bits, int i) {
 }
 
 constexpr int kMostLevelBits = 4, kMostLevel = 127;
+constexpr int kMixedBits = 16;  ///< in the place of a width: rows of several widths
 /// The entries of a codebook of up to kMostLevelBits bits as kernels look them up, in registers: each is `step` times a
 /// level, a signed integer of 8 bits.
 struct LevelTable {

@@ -121,14 +121,16 @@ int table_bits(const TensorPlan& plan, int dim) {
   return entries > 0 ? coder->bits : 0;
 }
 
-int codebook_row_bits(const TensorPlan& plan, int dim) {
+int codebook_row_bits(const TensorPlan& plan, int dim, Side side) {
   const auto* coder = std::get_if<CodebookCoder>(&plan.coder);
-  const bool is_one_group =
-      coder && !plan.allocation && !plan.centroids && dim == kTableHeadDim && coder->group_size == dim;
-  return is_one_group && coder->bits >= 2 && coder->bits <= 4 && coder->scale_type == ScaleType::fp16 &&
-                 coder->rule != ScaleRule::least_squares
-             ? coder->bits
-             : 0;
+  if (!coder || plan.centroids || dim != kTableHeadDim || coder->scale_type != ScaleType::fp16 ||
+      coder->rule == ScaleRule::least_squares)
+    return 0;
+  if (plan.allocation) {
+    const auto is_narrow = [](std::uint8_t width) { return width <= kMostLevelBits; };
+    return side == Side::k && std::ranges::all_of(plan.allocation->channel_bits, is_narrow) ? kMixedBits : 0;
+  }
+  return coder->group_size == dim && coder->bits >= 2 && coder->bits <= 4 ? coder->bits : 0;
 }
 
 std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim) {

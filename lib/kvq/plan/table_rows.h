@@ -39,9 +39,10 @@ std::vector<LevelTable> level_tables(const TensorPlan& plan, int num_kv_heads, i
 /// for all other rows.
 int table_bits(const TensorPlan& plan, int dim);
 
-/// Bits of the codes of rows that are one group of codebook codes of 2, 3 or 4 bits, head_dim 128, with one fp16 scale
-/// by the rule norm or rms, for which there is a tuned write; 0 for all other rows. The codebook may be any.
-int codebook_row_bits(const TensorPlan& plan, int dim);
+/// Bits of the codes of rows for which there is a tuned write of codebook codes: head_dim 128, fp16 scales by the rule
+/// norm or rms, any codebooks. Rows of one group have 2, 3 or 4 bits. kMixedBits for keys of several widths up to
+/// kMostLevelBits in up to 16 words; 0 for all other rows.
+int codebook_row_bits(const TensorPlan& plan, int dim, Side side);
 
 /// The weights of all heads of such rows, rounded to floats. @return  [num_kv_heads, odd_sets(b)]
 std::vector<float> table_weights(const TensorPlan& plan, int num_kv_heads, int dim);

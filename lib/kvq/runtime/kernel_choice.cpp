@@ -79,8 +79,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .v_rows = tuned_rows(*plan.v, pages.v, plan.geometry.num_kv_heads),
       .k_linear = pages.k.is_bits() && has_linear_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim),
       .v_linear = pages.v.is_bits() && has_linear_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim),
-      .k_codebook_bits = codebook_row_bits(plan.k, pages.k.head_dim),
-      .v_codebook_bits = codebook_row_bits(*plan.v, pages.v.head_dim),
+      .k_codebook_bits = codebook_row_bits(plan.k, pages.k.head_dim, Side::k),
+      .v_codebook_bits = codebook_row_bits(*plan.v, pages.v.head_dim, Side::v),
   };
 }
 

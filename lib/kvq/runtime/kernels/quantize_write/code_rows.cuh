@@ -4,6 +4,7 @@
 #include <kvq/runtime/kernels/common/fault.cuh>
 #include <kvq/runtime/kernels/common/quantize/codebook.cuh>
 #include <kvq/runtime/kernels/common/quantize/quantize_rows.cuh>
+#include <kvq/runtime/kernels/common/quantize/segments.cuh>
 
 /// From rotated rows to stored rows.
 namespace kvq::write {
@@ -56,14 +57,22 @@ __device__ __forceinline__ void store_window_rows(const WriteParams& p, Rows<Sid
   store_exact<Side>(rows, row, tile_of, value, lane);
 }
 
+/// Whether quantizing a side's rows needs shared memory of the warp, and for how many bytes.
+template <typename Side>
+constexpr int kScratchBytes = 0;
+template <IsCodebook Side>
+constexpr int kScratchBytes<Side> = Side::side().bytes();
+template <HasSegments Side>
+constexpr int kScratchBytes<Side> = sizeof(SegmentScratch<Side::kHeadDim>);
+
 template <typename Side>
 __device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, int head_bytes, int side_offset) {
   return {p.pages, static_cast<unsigned>(p.page_stride), p.page_shift, head * head_bytes + side_offset,
-          Side::side().bytes()};
+          HasSegments<Side> ? p.k_tile_bytes : Side::side().bytes()};
 }
 
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
-/// @param scratch  of codebook codes: quantize_codebook_rows()
+/// @param scratch  kScratchBytes, aligned to 16 bytes; what lanes read there before may be overwritten
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                            Destinations to, int head, int head_bytes, int side_offset,
@@ -73,6 +82,8 @@ __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide
   const std::int64_t slots = checked_slot(p, to.slot);
   if constexpr (IsCodebook<Side>)
     quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);
+  else if constexpr (HasSegments<Side>)
+    quantize_segment_rows<Side>(rows, from.code, from.rule, head, p.k_segments, slots, tile_of, scratch, lane);
   else
     quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
 }

@@ -4,16 +4,17 @@
 
 #include <type_traits>
 
-/// Writes sides of one group of codebook codes by the kernels of the other formats, which take any side: one launch for
-/// both sides if they have codes of one width and are rotated alike, else one for each.
+/// Writes sides of one group of codebook codes, and keys of mixed widths, by the kernels of the other formats, which
+/// take any side: one launch for both sides if they have codes of one width and are rotated alike, else one for each.
 namespace kvq::write {
 
-/// Calls f(std::integral_constant<int, bits>).
+/// Calls f() with a CodebookSide or SegmentSide. @param bits  codebook_row_bits()
 template <typename F>
-auto with_codebook_bits(int bits, F f) {
-  if (bits == 2) return f(std::integral_constant<int, 2>{});
-  if (bits == 3) return f(std::integral_constant<int, 3>{});
-  return f(std::integral_constant<int, 4>{});
+auto with_codebook_side(int bits, F f) {
+  if (bits == kMixedBits) return f(SegmentSide<kTableHeadDim>{});
+  if (bits == 2) return f(CodebookSide<kTableHeadDim, 2>{});
+  if (bits == 3) return f(CodebookSide<kTableHeadDim, 3>{});
+  return f(CodebookSide<kTableHeadDim, 4>{});
 }
 
 template <typename T>
@@ -23,10 +24,7 @@ Status plan_codebook_write(WriteLaunch& launch) {
   Status status = generic_write(format, bf16).plan_kernel(launch);
   for (const int bits : {launch.k_codebook_bits, launch.v_codebook_bits})
     if (status.ok() && bits > 0)
-      status = with_codebook_bits(bits, [&](auto b) {
-        using Side = CodebookSide<kTableHeadDim, b.value>;
-        return plan_write<Side, Side, T>(launch);
-      });
+      status = with_codebook_side(bits, [&]<typename Side>(Side) { return plan_write<Side, Side, T>(launch); });
   return status;
 }
 
@@ -35,11 +33,11 @@ Status run_codebook_write(const WriteLaunch& launch, const WriteParams& given, C
   if (given.num_tokens == 0) return {};
   WriteParams params = given;
   params.k_tile_bytes = launch.format.k.bytes(), params.v_tile_bytes = launch.format.v.bytes();
+  params.k_segments = launch.format.k;
   const int heads = params.num_kv_heads;
   const auto run = [&](int bits, bool value, int jobs) {
     if (bits == 0) return run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
-    return with_codebook_bits(bits, [&](auto b) {
-      using Side = CodebookSide<kTableHeadDim, b.value>;
+    return with_codebook_side(bits, [&]<typename Side>(Side) {
       const int first_job = value ? heads : 0;
       const cudaError_t error = kind_of(value ? params.v : params.k) == WriteKind::dense
                                     ? launch_dense_write<Side, Side, T>(launch, params, first_job, jobs, stream)

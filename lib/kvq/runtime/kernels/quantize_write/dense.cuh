@@ -155,7 +155,8 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
                                                  int head_bytes, int side_offset, std::byte* shared) {
   constexpr int kDim = Side::kHeadDim;
   using Block = DenseBlock<kDim>;
-  static_assert(!IsCodebook<Side> || (Block::kResident && Block::kRowBytes >= Side::side().bytes()));
+  constexpr bool kHasScratch = kScratchBytes<Side> > 0;
+  static_assert(!kHasScratch || (Block::kResident && Block::kRowBytes >= kScratchBytes<Side>));
   constexpr int kColumnBlockTiles = Block::kColumnBlockWidth / 8;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
@@ -199,7 +200,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
         multiply<T, kDim, 0, kSlabs>(c, raw, ptx::shared_address(shared), lane);
         load_fetched(1);
       }
-      if (!IsCodebook<Side> && first + stride < p.num_tokens) fetch(first_token + stride, 0);
+      if (!kHasScratch && first + stride < p.num_tokens) fetch(first_token + stride, 0);
       multiply<T, kDim, kLast, kSlabs>(c, raw, ptx::shared_address(shared) + kLast * Block::kLayout.slab_bytes(), lane);
     } else {
       load_rows<Side, T>(from, p, first_token, head, lane, raw);
@@ -215,7 +216,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
     auto* scratch = reinterpret_cast<std::byte*>(fetched);
     store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, scratch, lane);
-    if (IsCodebook<Side> && first + stride < p.num_tokens) fetch(first_token + stride, 0);
+    if (kHasScratch && first + stride < p.num_tokens) fetch(first_token + stride, 0);
   }
 }
 

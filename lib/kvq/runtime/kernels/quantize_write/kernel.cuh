@@ -23,7 +23,7 @@ struct WriteJob {
 template <typename K, typename V>
 __device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, int head) {
   const int tiles = 1 << (p.page_shift - 4);
-  if constexpr (IsCodebook<K>)  // a kernel of one side
+  if constexpr (kScratchBytes<K> > 0)  // a kernel of one side
     return {value, head, tiles * (p.k_tile_bytes + p.v_tile_bytes), value ? tiles * p.k_tile_bytes : 0};
   return {value, head, tiles * (K::side().bytes() + V::side().bytes()), value ? tiles * K::side().bytes() : 0};
 }
@@ -73,7 +73,7 @@ struct WriteRuns {
 
 /// Rotates, quantizes and stores a warp's rows, which fetch_rows() copies to shared memory.
 /// @param next  starts the copies of the next rows. It is called behind the rotation: earlier or later is slower. Only
-/// codebook codes need the room of the rows first
+/// rows with kScratchBytes need the room of the rows first
 template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
                                            int first_token, WarpShared<Side::kHeadDim, kScaled>& shared, Next next,
@@ -110,12 +110,12 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
     return;
   }
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
-  if (!IsCodebook<Side>) next();
+  if (kScratchBytes<Side> == 0) next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   auto* scratch = reinterpret_cast<std::byte*>(shared.rows);
-  static_assert(!IsCodebook<Side> || sizeof(shared.rows) >= static_cast<std::size_t>(Side::side().bytes()));
+  static_assert(sizeof(shared.rows) >= static_cast<std::size_t>(kScratchBytes<Side>));
   store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, scratch, lane);
-  if (IsCodebook<Side>) next();
+  if (kScratchBytes<Side> > 0) next();
 }
 
 /// Each warp loops over its runs and prefetches its next rows. Grid: any with at least one warp for each job. If the

@@ -18,6 +18,7 @@ struct WriteParams {
   int page_shift = 6;                          ///< log2 of page_size
   std::int64_t page_stride = 0;                ///< bytes from page to page
   int k_tile_bytes = 0, v_tile_bytes = 0;      ///< of both sides, for kernels that write one of them
+  TileSide k_segments = {};                    ///< tiles of keys of mixed widths, for their kernel
 
   const std::int64_t* window_mapping = nullptr;  ///< [T] row in the windows (ring_state.h); or null without windows
   std::byte* sinks = nullptr;                    ///< 16-byte aligned, or null without sink tokens

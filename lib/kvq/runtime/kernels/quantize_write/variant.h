@@ -44,9 +44,9 @@ std::span<const WriteVariant* const> write_variants();
 /// The generic variant of one format, for which generic_supports() must be true.
 WriteVariant generic_write(const CacheFormat& format, bool bf16);
 
-/// A kernel for sides of which at least one has rows of one group of codebook codes (codebook_row_bits()), which it
-/// writes by a tuned kernel; the other side as generic_write() does, unless it has such rows, too.
-/// @param k_bits, v_bits  of those codes, 0 for other sides
+/// A kernel for sides of which at least one has codebook codes that a tuned kernel writes (codebook_row_bits()); the
+/// other side is written as by generic_write(), unless it has such codes, too.
+/// @param k_bits, v_bits  codebook_row_bits()
 WriteVariant codebook_write(const CacheFormat& format, int k_bits, int v_bits, bool bf16);
 
 /// generic_write() of one side. @param launch  of generic_write()

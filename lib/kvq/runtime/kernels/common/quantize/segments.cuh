@@ -1,0 +1,313 @@
+#pragma once
+
+#include <kvq/plan/segment_layout.h>
+#include <kvq/runtime/kernels/common/centroids.cuh>
+#include <kvq/runtime/kernels/common/quantize/codebook.cuh>
+
+#include <type_traits>
+
+/// Quantizes keys that are segments of codebook codes, bit for bit as packing.md says, with a scale for each segment or
+/// one for the row, and stores them in bit tiles (formats/pages.md). Segments begin at any channel. So a warp puts two
+/// of its tokens, g and g + 8, into shared memory at a time, and half of its lanes quantize each: a lane has
+/// neighboring channels of a segment, whose sums are neighbors in the tree of sums, too.
+namespace kvq::write {
+
+/// Keys of mixed widths with fp16 scales. The numbers of words and scales of a row come with the call.
+template <int kDim>
+struct SegmentSide {
+  static constexpr int kHeadDim = kDim;
+  static constexpr bool kExact = false, kBfloat = false, kSegments = true;
+  /// For what does not depend on words and scales.
+  KVQ_HD static constexpr TileSide side() { return {.head_dim = kDim, .bits = 0, .group_size = kDim, .row_words = 1}; }
+};
+template <typename Side>
+concept HasSegments = requires { requires Side::kSegments; };
+
+/// A segment as lanes of a half warp read it.
+struct SegmentCode {
+  int bits, first_channel, channels;
+  std::uint16_t first_bit, number;  ///< number: of its scale
+};
+
+/// Shared memory of a warp.
+template <int kDim>
+struct SegmentScratch {
+  static constexpr int kEntries = 1 << kMostLevelBits;
+  /// Floats of a row: gaps behind each 32 channels spread the channels that lanes read at once over banks.
+  static constexpr int kRowFloats = kDim + 4 * (kDim / 32);
+  float x[2][kRowFloats];
+  float tables[kMostSegments][2 * kEntries];  ///< entries; then thresholds, NaN behind the last one
+  float gains[kMostSegments];
+  SegmentCode segments[kMostSegments];
+  std::uint8_t codes[2][kDim];
+
+  static __device__ __forceinline__ int place(int channel) { return channel + channel / 32 * 4; }
+};
+
+/// Reads a head's segments into shared memory. All lanes of the warp call it. @return  number of segments
+template <int kDim>
+__device__ __forceinline__ int load_segments(const HeadRows& head, const float* tables, SegmentScratch<kDim>& scratch,
+                                             int lane) {
+  constexpr int kEntries = SegmentScratch<kDim>::kEntries;
+  const int count = min(__ldg(&head.num_segments), kMostSegments);
+  if (lane < count) {
+    const RowSegment& from = head.segments[lane];
+    scratch.segments[lane] = {__ldg(&from.place.bits), __ldg(&from.place.first_channel), __ldg(&from.place.channels),
+                              static_cast<std::uint16_t>(__ldg(&from.place.first_bit)),
+                              static_cast<std::uint16_t>(__ldg(&from.first_number))};
+    scratch.gains[lane] = __ldg(&from.gain);
+  }
+  for (int s = 0; s < count; ++s) {
+    const int entries = 1 << __ldg(&head.segments[s].place.bits), i = lane % kEntries;
+    const float* table = tables + __ldg(&head.segments[s].table);
+    const bool is_threshold = lane >= kEntries;
+    float x = __int_as_float(0x7FC00000);
+    if (i < entries - is_threshold) x = __ldg(table + (is_threshold ? entries : 0) + i);
+    scratch.tables[s][lane] = x;
+  }
+  return count;
+}
+
+/// Sum over a half warp's segment, in the order of packing.md. A group is padded with zeros: lanes and channels that
+/// it does not have count nothing.
+template <int kEach>
+__device__ __forceinline__ float sum_of_half(float (&y)[kEach]) {
+#pragma unroll
+  for (int width = 1; width < kEach; width *= 2)
+#pragma unroll
+    for (int i = 0; i < kEach; i += 2 * width) y[i] = __fadd_rn(y[i], y[i + width]);
+  float sum = y[0];
+#pragma unroll
+  for (int step = 1; step < 16; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, step));
+  return sum;
+}
+
+/// Calls f(std::integral_constant<int, kEach>), kEach being the channels of a lane.
+template <typename F>
+__device__ __forceinline__ void with_channels_of_lane(int channels, F f) {
+  if (channels <= 16)
+    f(std::integral_constant<int, 1>{});
+  else if (channels <= 32)
+    f(std::integral_constant<int, 2>{});
+  else if (channels <= 64)
+    f(std::integral_constant<int, 4>{});
+  else
+    f(std::integral_constant<int, 8>{});
+}
+
+/// A row of the pass, of one lane.
+template <int kDim>
+struct HalfRow {
+  using Scratch = SegmentScratch<kDim>;
+  Scratch& scratch;
+  int row, lane;  ///< row: 0 or 1; lane: of the half warp, 0..15
+
+  /// The lane's channels of a segment; 0 behind the last one.
+  template <int kEach>
+  __device__ __forceinline__ void load(const SegmentCode& segment, float (&x)[kEach]) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int c = lane * kEach + i;
+      x[i] = c < segment.channels ? scratch.x[row][Scratch::place(segment.first_channel + c)] : 0.0f;
+    }
+  }
+  template <int kEach>
+  static __device__ __forceinline__ float sum_of_squares(const float (&x)[kEach]) {
+    float squares[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) squares[i] = __fmul_rn(x[i], x[i]);
+    return sum_of_half(squares);
+  }
+  __device__ __forceinline__ float energy(const SegmentCode& segment) const {
+    float result = 0.0f;
+    with_channels_of_lane(segment.channels, [&](auto each) {
+      float x[each.value];
+      load(segment, x);
+      result = sum_of_squares(x);
+    });
+    return result;
+  }
+
+  /// Puts the codes of a segment's y into shared memory. @param y  x / scale  @param no_scale  the scale is 0
+  /// @return  the sum of squares of the codes' entries
+  template <int kEach>
+  __device__ __forceinline__ float encode(int s, const SegmentCode& segment, const float (&y)[kEach],
+                                          bool no_scale) const {
+    constexpr float kMagic = 8388608.0f;  // 2^23: codes are counted in the low bits of floats, see encode_codebook()
+    float counts[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) counts[i] = kMagic;
+    const auto* thresholds = reinterpret_cast<const float4*>(scratch.tables[s] + Scratch::kEntries);
+#pragma unroll 1
+    for (int four = 0; four < 1 << segment.bits; four += 4) {
+      const float4 of = thresholds[four / 4];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        counts[i] += (ptx::at_least(y[i], of.x) + ptx::at_least(y[i], of.y)) +
+                     (ptx::at_least(y[i], of.z) + ptx::at_least(y[i], of.w));
+    }
+    float squares[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int c = lane * kEach + i;
+      const unsigned code = no_scale ? 1u << (segment.bits - 1) : __float_as_uint(counts[i]) & 0xFFu;
+      squares[i] = 0.0f;
+      if (c >= segment.channels) continue;
+      scratch.codes[row][segment.first_channel + c] = static_cast<std::uint8_t>(code);
+      const float entry = scratch.tables[s][code];
+      squares[i] = __fmul_rn(entry, entry);
+    }
+    return sum_of_half(squares);
+  }
+
+  /// Quantizes a segment with a scale of its own. @return  the scale's bits
+  __device__ __forceinline__ unsigned encode_with_own_scale(int s, ScaleRule rule) const {
+    const SegmentCode segment = scratch.segments[s];
+    unsigned short rms_bits = 0, norm_bits = 0;
+    float scale = 0.0f, n = 0.0f;
+    with_channels_of_lane(segment.channels, [&](auto each) {
+      float x[each.value];
+      load(segment, x);
+      const float energy = sum_of_squares(x);
+      scale = stored<false>(__fsqrt_rn(__fdiv_rn(energy, static_cast<float>(segment.channels))), rms_bits);
+      const float reciprocal = scale > 0.0f ? __frcp_rn(scale) : 0.0f;
+#pragma unroll
+      for (float& of : x) of = divide(of, scale, reciprocal);
+      n = encode(s, segment, x, scale == 0.0f);
+      stored<false>(__fsqrt_rn(__fdiv_rn(energy, n)), norm_bits);
+    });
+    if (scale == 0.0f) return 0;
+    return rule == ScaleRule::norm && n > 0.0f ? norm_bits : rms_bits;
+  }
+
+  /// Quantizes a row with one scale (packing.md, "One scale a row"). @return  the scale's bits
+  __device__ __forceinline__ unsigned encode_with_one_scale(int num_segments, ScaleRule rule) const {
+    generic::SumOfSegments length, normalized, squares;
+    int channels = 0;
+#pragma unroll 1
+    for (int s = 0; s < num_segments; ++s) {
+      const SegmentCode segment = scratch.segments[s];
+      const float gain = scratch.gains[s], of_segment = energy(segment);
+      length.add(of_segment), normalized.add(__fdiv_rn(of_segment, __fmul_rn(gain, gain)));
+      channels += segment.channels;
+    }
+    unsigned short bits = 0, norm_bits = 0;
+    const float d = stored<false>(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), bits);
+#pragma unroll 1
+    for (int s = 0; s < num_segments; ++s) {
+      const SegmentCode segment = scratch.segments[s];
+      const float gain = scratch.gains[s], t = __fmul_rn(gain, d);
+      with_channels_of_lane(segment.channels, [&](auto each) {
+        float x[each.value];
+        load(segment, x);
+#pragma unroll
+        for (float& of : x) of = __fdiv_rn(of, t);
+        squares.add(__fmul_rn(__fmul_rn(gain, gain), encode(s, segment, x, t == 0.0f)));
+      });
+    }
+    if (d == 0.0f) return 0;
+    if (rule == ScaleRule::rms || squares.value == 0.0f) return bits;
+    const float norm = __fsqrt_rn(__fdiv_rn(length.value, squares.value));
+    stored<false>(norm, norm_bits);
+    return norm == norm ? norm_bits : bits;
+  }
+};
+
+/// The words of both rows of a pass: lane 16 r + w has word w of row r.
+template <int kDim>
+__device__ __forceinline__ unsigned pack_segments(const SegmentScratch<kDim>& scratch, int num_segments, int lane) {
+  unsigned word = 0;
+  const int own = lane & 15;
+#pragma unroll 1
+  for (int s = 0; s < num_segments; ++s) {
+    const SegmentCode segment = scratch.segments[s];
+    int at = segment.first_bit;
+#pragma unroll 1
+    for (int first = 0; first < segment.channels; first += kUnitChannels) {
+      const int channels = min(kUnitChannels, segment.channels - first), c = segment.first_channel + first + lane;
+      const bool is_there = lane < channels;
+      const unsigned low = is_there ? scratch.codes[0][c] : 0u, high = is_there ? scratch.codes[1][c] : 0u;
+#pragma unroll 1
+      for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
+        const unsigned of_low = __ballot_sync(kAll, static_cast<int>(low >> bit & 1u)),
+                       of_high = __ballot_sync(kAll, static_cast<int>(high >> bit & 1u));
+        const unsigned plane = lane < 16 ? of_low : of_high;
+        const int shift = at % 32, distance = own - at / 32;
+        if (distance == 0) word |= plane << shift;
+        if (distance == 1 && shift > 0) word |= plane >> (32 - shift);
+      }
+    }
+  }
+  return word;
+}
+
+/// Quantizes one warp's keys and stores them in pages.
+/// @param code     of the keys
+/// @param side     their tiles
+/// @param slots    lane i has the destination of token i, i = 0..15; negative: not stored
+/// @param tile_of  slot -> first byte of the slot's tile
+/// @param memory   room for a SegmentScratch, aligned to 16 bytes; what lanes read there before may be overwritten
+template <typename Side, typename TileOf>
+__device__ __forceinline__ void quantize_segment_rows(Rows<Side>& rows, const RowCode& code, ScaleRule rule, int head,
+                                                      const TileSide& side, std::int64_t slots, TileOf tile_of,
+                                                      std::byte* memory, int lane) {
+  constexpr int kDim = Side::kHeadDim;
+  auto& scratch = *reinterpret_cast<SegmentScratch<kDim>*>(memory);
+  const HeadRows& of_head = code.heads[head];
+  __syncwarp();
+  const int num_segments = load_segments(of_head, code.tables, scratch, lane);
+  const int used = code.one_scale ? min(1, num_segments) : __ldg(&of_head.groups);
+  unsigned finite = 0;  // bit r: of the tokens g and g + 8
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.row_scale;
+    finite |= is_finite_row(rows.x[r]) ? 1u << r : 0u;
+  }
+  const HalfRow<kDim> half{scratch, lane >> 4, lane & 15};
+#pragma unroll 1
+  for (int g = 0; g < kTileTokens / 2; ++g) {
+    const auto slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), g + 8 * half.row));
+    if (!__any_sync(kAll, slot >= 0)) continue;
+    __syncwarp();
+    if (lane >> 2 == g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+          for (int h = 0; h < 8; h += 4)
+            *reinterpret_cast<float4*>(scratch.x[r] + scratch.place(32 * j + 8 * (lane & 3) + h)) = make_float4(
+                rows.x[r][j][h], rows.x[r][j][h + 1], rows.x[r][j][h + 2], rows.x[r][j][h + 3]);
+    }
+    const bool is_finite = __shfl_sync(kAll, finite, 4 * g) >> half.row & 1u;
+    __syncwarp();
+    unsigned scale = 0;  // of the lane's number
+    if (code.one_scale && num_segments > 0) {
+      const unsigned bits = half.encode_with_one_scale(num_segments, rule);
+      if (half.lane == 0) scale = bits;
+    } else {
+#pragma unroll 1
+      for (int s = 0; s < num_segments; ++s) {
+        const unsigned bits = half.encode_with_own_scale(s, rule);
+        if (half.lane == scratch.segments[s].number) scale = bits;
+      }
+    }
+    __syncwarp();
+    const unsigned word = pack_segments(scratch, num_segments, lane);
+    if (slot >= 0) {
+      std::byte* tile = tile_of(slot);
+      const int token = static_cast<int>(slot) & (kTileTokens - 1);
+      if (half.lane < side.row_words)
+        *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, half.lane)) = is_finite ? word : 0u;
+      if (half.lane < side.numbers)
+        *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, 0, half.lane)) =
+            static_cast<unsigned short>(is_finite ? scale : half.lane < used ? 0x7E00u : 0u);
+    }
+  }
+  __syncwarp();
+}
+
+}  // namespace kvq::write
