@@ -432,7 +432,10 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
     const auto check = [&](const TensorPlan& k, Target t, bool integers) {
       const LayerPlan layer = layer_of(k, 128, integers ? rotated(values, 128) : values, 128);
       t.chosen = "quantize_write_codebook";
-      check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 36, integers), bf16);
+      for (const int multiprocessors : {1, 2, 1000}) {  // one warp for 16 tokens, some, eight
+        t.multiprocessors = multiprocessors;
+        check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 36, integers), bf16);
+      }
     };
     check(plain, target_of(37, 16, 16), false);
     Target single = target_of(3, 16, 0);

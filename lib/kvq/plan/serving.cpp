@@ -45,8 +45,8 @@ LayerFormat format_of(const LayerPlan& plan, Activation activation) {
       format_of(g, format_of(plan.k, pages.k, g.num_kv_heads), format_of(*plan.v, pages.v, g.num_kv_heads), activation);
   format.dequantizes_bits = tuned_rows(plan.k, pages.k, g.num_kv_heads) != TunedRows::none &&
                             tuned_rows(*plan.v, pages.v, g.num_kv_heads) != TunedRows::none;
-  format.writes_codebooks = codebook_row_bits(plan.k, g.head_dim, Side::k) > 0 &&
-                            codebook_row_bits(*plan.v, g.v_head_dim, Side::v) > 0;
+  format.writes_codebooks =
+      codebook_row_bits(plan.k, g.head_dim, Side::k) > 0 && codebook_row_bits(*plan.v, g.v_head_dim, Side::v) > 0;
   return format;
 }
 

@@ -38,10 +38,12 @@ __device__ __forceinline__ std::byte* window_tiles(const WriteParams& p, std::in
 struct Destinations {
   std::int64_t slot, window_row;
 };
-/// Load them early to hide the latency.
-__device__ __forceinline__ Destinations load_destinations(const WriteParams& p, int first_token, int lane) {
+/// Load them early to hide the latency. @param part  of WriteParams::row_parts: the other tokens go nowhere
+template <typename Side>
+__device__ __forceinline__ Destinations load_destinations(const WriteParams& p, int first_token, int part, int lane) {
   const int token = first_token + lane;
   if (lane >= kTileTokens || token >= p.num_tokens) return {-1, -1};
+  if (HasSegments<Side> && (lane & (p.row_parts - 1)) != part) return {-1, -1};
   return {__ldcg(p.slot_mapping + token), p.window_mapping ? __ldcg(p.window_mapping + token) : -1};
 }
 

@@ -171,8 +171,9 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   constexpr int kRunTokens = kTileTokens * (Block::kResident ? 4 : Block::kWarps);
   constexpr int kRuns = Block::kWarps * kTileTokens / kRunTokens;
   const int own_run = Block::kResident ? warp / 4 : 0, warp_in_run = Block::kResident ? warp % 4 : warp;
-  const int stride = static_cast<int>(gridDim.x) * kRuns * kRunTokens;
-  const int begin = (static_cast<int>(blockIdx.x) * kRuns + own_run) * kRunTokens;
+  const int parts = HasSegments<Side> ? p.row_parts : 1, part = static_cast<int>(blockIdx.x) & (parts - 1);
+  const int stride = static_cast<int>(gridDim.x) / parts * kRuns * kRunTokens;
+  const int begin = (static_cast<int>(blockIdx.x) / parts * kRuns + own_run) * kRunTokens;
   // If R is resident, there is room for half of the channels of a warp's next rows. The first half is prefetched while
   // the current rows are quantized, the second half while the first half is multiplied.
   uint4* fetched = reinterpret_cast<uint4*>(shared + Block::kStageBytes + warp * Block::kRowBytes);
@@ -182,7 +183,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   if (Block::kResident && begin < p.num_tokens) fetch(begin + warp_in_run * kTileTokens, 0);
   for (int first = begin; first < p.num_tokens; first += stride) {
     const int first_token = first + warp_in_run * kTileTokens;
-    const Destinations to = load_destinations(p, first_token, lane);
+    const Destinations to = load_destinations<Side>(p, first_token, part, lane);
     uint4 raw[2][kDim / 32];
     prefetch_rows<Side, T>(from, p, first_token + stride, head, lane);
     Products<kDim> c;

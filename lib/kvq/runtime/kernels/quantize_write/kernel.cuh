@@ -76,10 +76,10 @@ struct WriteRuns {
 /// rows with kScratchBytes need the room of the rows first
 template <typename Side, typename T, bool kScaled, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
-                                           int first_token, WarpShared<Side::kHeadDim, kScaled>& shared, Next next,
-                                           int lane) {
+                                           int first_token, int part, WarpShared<Side::kHeadDim, kScaled>& shared,
+                                           Next next, int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
-  const Destinations to = load_destinations(p, first_token, lane);
+  const Destinations to = load_destinations<Side>(p, first_token, part, lane);
   uint4 raw[2][kSteps];
   ptx::cp_async_wait_group<0>();
   const auto read_rows = [&] {
@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   __shared__ Shared all_shared[kWarps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   Shared& shared = all_shared[warp];
-  const int first = static_cast<int>(blockIdx.x) * kWarps + warp;
+  const int parts = HasSegments<K> ? p.row_parts : 1, warp_number = static_cast<int>(blockIdx.x) * kWarps + warp;
+  const int part = warp_number & (parts - 1), first = warp_number / parts;
   int turn = first / runs.jobs;
   const int own_job = first - turn * runs.jobs;
   int run = turn < runs.stride ? runs.run_of(turn) : runs.end;
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
       turn += runs.stride;
       run = runs.run_of(turn);
       write_side<Side, T, kScaled>(
-          p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, shared, [&] { fetch(run); },
-          lane);
+          p, value ? p.v : p.k, write_job<K, V>(p, value, runs.head(job)), first_token, part, shared,
+          [&] { fetch(run); }, lane);
     }
   };
   if constexpr (std::is_same_v<K, V>) {  // the same code for both sides, so that it stays in the instruction cache

@@ -50,19 +50,22 @@ __device__ __forceinline__ int load_segments(const HeadRows& head, const float* 
                                              int lane) {
   constexpr int kEntries = SegmentScratch<kDim>::kEntries;
   const int count = min(__ldg(&head.num_segments), kMostSegments);
-  if (lane < count) {
+  int own_bits = 0, own_table = 0;
+  if (lane < kMostSegments) {  // those behind the last one are there, too
     const RowSegment& from = head.segments[lane];
-    scratch.segments[lane] = {__ldg(&from.place.bits), __ldg(&from.place.first_channel), __ldg(&from.place.channels),
+    own_bits = __ldg(&from.place.bits), own_table = __ldg(&from.table);
+    scratch.segments[lane] = {own_bits, __ldg(&from.place.first_channel), __ldg(&from.place.channels),
                               static_cast<std::uint16_t>(__ldg(&from.place.first_bit)),
                               static_cast<std::uint16_t>(__ldg(&from.first_number))};
     scratch.gains[lane] = __ldg(&from.gain);
   }
-  for (int s = 0; s < count; ++s) {
-    const int entries = 1 << __ldg(&head.segments[s].place.bits), i = lane % kEntries;
-    const float* table = tables + __ldg(&head.segments[s].table);
+#pragma unroll  // so that the loads of all tables are in flight at once
+  for (int s = 0; s < kMostSegments; ++s) {
+    const int entries = 1 << __shfl_sync(kAll, own_bits, s), i = lane % kEntries;
+    const float* table = tables + __shfl_sync(kAll, own_table, s);
     const bool is_threshold = lane >= kEntries;
     float x = __int_as_float(0x7FC00000);
-    if (i < entries - is_threshold) x = __ldg(table + (is_threshold ? entries : 0) + i);
+    if (s < count && i < entries - is_threshold) x = __ldg(table + (is_threshold ? entries : 0) + i);
     scratch.tables[s][lane] = x;
   }
   return count;
@@ -279,8 +282,8 @@ __device__ __forceinline__ void quantize_segment_rows(Rows<Side>& rows, const Ro
         for (int j = 0; j < Rows<Side>::kSteps; ++j)
 #pragma unroll
           for (int h = 0; h < 8; h += 4)
-            *reinterpret_cast<float4*>(scratch.x[r] + scratch.place(32 * j + 8 * (lane & 3) + h)) = make_float4(
-                rows.x[r][j][h], rows.x[r][j][h + 1], rows.x[r][j][h + 2], rows.x[r][j][h + 3]);
+            *reinterpret_cast<float4*>(scratch.x[r] + scratch.place(32 * j + 8 * (lane & 3) + h)) =
+                make_float4(rows.x[r][j][h], rows.x[r][j][h + 1], rows.x[r][j][h + 2], rows.x[r][j][h + 3]);
     }
     const bool is_finite = __shfl_sync(kAll, finite, 4 * g) >> half.row & 1u;
     __syncwarp();
@@ -304,7 +307,9 @@ __device__ __forceinline__ void quantize_segment_rows(Rows<Side>& rows, const Ro
         *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, half.lane)) = is_finite ? word : 0u;
       if (half.lane < side.numbers)
         *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, 0, half.lane)) =
-            static_cast<unsigned short>(is_finite ? scale : half.lane < used ? 0x7E00u : 0u);
+            static_cast<unsigned short>(is_finite          ? scale
+                                        : half.lane < used ? 0x7E00u
+                                                           : 0u);
     }
   }
   __syncwarp();
