@@ -347,7 +347,7 @@ TEST_CASE("Five layers with windows and one without attend as if all pages were 
 
 TEST_CASE("Layers with and without windows, some within the ring, attend as if all pages were kept",
           "[runtime][gpu][engine][emulated]") {
-  random_lives(one_to_one(), 2, 24, false);
+  random_lives(one_to_one(), 2, 40, false);
 }
 
 TEST_CASE("Random lives in caches with groups", "[runtime][gpu][engine]") {

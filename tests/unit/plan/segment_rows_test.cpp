@@ -157,7 +157,7 @@ TEST_CASE("Mixed widths that tuned kernels read", "[plan]") {
   CHECK(segment_rows(segment_plan(widths_of({{4, 128}}), kEqual), 2, 128).programs.empty());
 }
 
-TEST_CASE("Block-GTQ of 2 and 3 bits has decode kernels", "[plan]") {
+TEST_CASE("Block-GTQ of 2 and 3 bits has kernels for decode and write", "[plan]") {
   TensorPlan values;
   values.coder = CodebookCoder{.bits = 3, .group_size = 128, .tables = {{3, odd_table(3, 1.0)}}};
   LayerPlan plan{
@@ -168,16 +168,30 @@ TEST_CASE("Block-GTQ of 2 and 3 bits has decode kernels", "[plan]") {
   };
   CHECK(cache_format_name(plan) == "w12n3c/w12n1t3");
   const auto decode = [&] { return served_by(plan, Activation::bf16).by(KernelVerb::decode); };
+  const auto write = [&] { return served_by(plan, Activation::bf16).by(KernelVerb::quantize_write); };
   CHECK(decode() == KernelKind::tuned);
+  CHECK(write() == KernelKind::tuned);
   plan.k.allocation->segment_gain.assign(2 * kGainWidths, 1.0f);
   CHECK(cache_format_name(plan) == "w12n1c/w12n1t3");
   CHECK(decode() == KernelKind::tuned);
+  CHECK(write() == KernelKind::tuned);
   plan.k = segment_plan(widths_of({{5, 8}, {3, 112}, {1, 8}}), kEqual);
   CHECK(decode() == KernelKind::generic);
+  CHECK(write() == KernelKind::generic);
+  // The write takes any number of words, and codebooks without levels.
+  plan.k = segment_plan(widths_of({{4, 100}, {3, 28}}), kEqual);
+  CHECK(decode() == KernelKind::generic);
+  CHECK(write() == KernelKind::tuned);
+  std::get<CodebookCoder>(plan.k.coder).rule = ScaleRule::least_squares;
+  CHECK(write() == KernelKind::generic);
   // Of 2 bits, beside values whose rows are linear.
   plan.k = segment_plan(widths_of({{3, 20}, {2, 88}, {1, 20}}), widths_of({{2, 128}}));
   CHECK(decode() == KernelKind::generic);
   plan.v->coder = CodebookCoder{.bits = 2, .group_size = 128, .tables = {{2, odd_table(2, 1.0)}}};
   CHECK(cache_format_name(plan) == "w8n3c/w8n1");
   CHECK(decode() == KernelKind::tuned);
+  CHECK(write() == KernelKind::tuned);
+  // Values of mixed widths are written by the generic kernel.
+  plan.v = plan.k;
+  CHECK(write() == KernelKind::generic);
 }
