@@ -527,8 +527,10 @@ TEST_CASE("Rows are residuals of their nearest centroid", "[runtime][gpu][generi
 }
 
 /// Centroids of which the nearest one is hard to find: equal ones, some that differ by the last bit of a channel, some
-/// with zero in their middle, some beyond the range of fp16 or below its normal numbers.
-void make_hard(Centroids& centroids, int dim) {
+/// with zero in their middle.
+/// @param with_long  some are beyond the range of fp16, or below its normal numbers, too; then fewer are ruled out by
+/// their scores
+void make_hard(Centroids& centroids, int dim, bool with_long) {
   const auto d = static_cast<std::size_t>(dim), each = static_cast<std::size_t>(centroids.count) * d;
   for (std::size_t begin = 0; begin < centroids.values.size(); begin += each)
     for (std::size_t c = 1; c < static_cast<std::size_t>(centroids.count); ++c) {
@@ -541,7 +543,7 @@ void make_hard(Centroids& centroids, int dim) {
       if (c % 16 == 5) std::copy_n(before, d, x), x[c % d] = std::nextafter(x[c % d], 9.0f);
       if (c % 16 == 7)
         for (std::size_t i = 0; i < d; ++i) x[i] = -before[i];  // zeros lie in the middle
-      if (centroids.count < 100) continue;  // with long centroids, fewer are ruled out by their scores
+      if (!with_long) continue;
       if (c % 64 == 9) x[0] = 1e5f;
       if (c % 64 == 10)
         for (std::size_t i = 0; i < d; ++i) x[i] *= 1e-7f;
@@ -553,13 +555,14 @@ void make_hard(Centroids& centroids, int dim) {
 struct NearestCase {
   int dim, count;
   bool joint, bf16, many;  ///< many: blocks of 128 rows, else of 16
+  bool with_long = count >= 100;
 };
 void check_nearest(const NearestCase& c) {
-  CAPTURE(c.dim, c.count, c.joint, c.bf16, c.many);
+  CAPTURE(c.dim, c.count, c.joint, c.bf16, c.many, c.with_long);
   const TensorPlan code = uniform(4, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
   LayerPlan layer = layer_of(with_centroids(code, c.count, c.joint, c.dim), c.dim,
                              with_centroids(code, c.count, false, c.dim), c.dim);
-  make_hard(*layer.k.centroids, c.dim);
+  make_hard(*layer.k.centroids, c.dim, c.with_long);
   Target t = target_of(141, 32, 5);
   t.slots[7] = t.slots[130] = -1;
   t.multiprocessors = c.many ? 1 : 1000;
@@ -591,6 +594,8 @@ TEST_CASE("Some nearest centroids by tensor cores", "[runtime][gpu][emulated]") 
   check_nearest({.dim = 64, .count = 63, .joint = true, .bf16 = false, .many = true});
   check_nearest({.dim = 64, .count = 65, .joint = true, .bf16 = true, .many = false});
   check_nearest({.dim = 64, .count = 130, .joint = false, .bf16 = false, .many = false});
+  for (const bool many : {false, true})
+    check_nearest({.dim = 64, .count = 130, .joint = false, .bf16 = true, .many = many, .with_long = false});
 }
 
 TEST_CASE("Keys and values of different head_dims or without centroids have the nearest ones",
