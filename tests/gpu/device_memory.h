@@ -17,7 +17,8 @@ inline void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Threads of a block of a plain kernel. On the emulated device each thread takes time, and what it does little.
+/// Threads of a block of a plain kernel: few on the emulated device, where beginning and switching threads costs more
+/// than their work.
 #ifdef KVQ_EMULATED_ARCH
 constexpr int kPlainThreads = 32;
 #else

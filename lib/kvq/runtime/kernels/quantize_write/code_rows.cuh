@@ -38,7 +38,9 @@ __device__ __forceinline__ std::byte* window_tiles(const WriteParams& p, std::in
 struct Destinations {
   std::int64_t slot, window_row;
 };
-/// Load them early to hide the latency. @param part  of WriteParams::row_parts: the other tokens go nowhere
+/// Load them early to hide the latency.
+/// @param part  number of the warp among the WriteParams::row_parts that divide the 16 tokens: the tokens of the other
+///              warps go nowhere
 template <typename Side>
 __device__ __forceinline__ Destinations load_destinations(const WriteParams& p, int first_token, int part, int lane) {
   const int token = first_token + lane;

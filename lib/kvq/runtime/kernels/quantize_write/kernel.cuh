@@ -72,7 +72,7 @@ struct WriteRuns {
 };
 
 /// Rotates, quantizes and stores a warp's rows, which fetch_rows() copies to shared memory.
-/// @param part  load_destinations()
+/// @param part  see load_destinations()
 /// @param next  starts the copies of the next rows. It is called behind the rotation: earlier or later is slower. Only
 /// rows with kScratchBytes need the room of the rows first
 template <typename Side, typename T, bool kScaled, typename Next>

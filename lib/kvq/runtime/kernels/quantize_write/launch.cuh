@@ -47,8 +47,9 @@ Status plan_write(WriteLaunch& launch) {
   return cuda_status(error, "quantize_write: plan");
 }
 
-/// How many warps share 16 tokens (WriteParams::row_parts), so that a few tokens are quantized at once.
-/// @param work  warps or blocks of a call if they share nothing  @param most  of those that run at once
+/// WriteParams::row_parts of a call: as many warps divide 16 tokens as the device can run at once.
+/// @param work  warps or blocks of the call if each takes 16 tokens alone
+/// @param most  warps or blocks that run at once
 template <typename Side>
 int row_parts(std::int64_t work, std::int64_t most) {
   int parts = 1;
@@ -66,11 +67,11 @@ cudaError_t launch_dense_write(const WriteLaunch& launch, const WriteParams& par
   constexpr int kTokens = kTileTokens * Block::kWarps;
   const int runs = (params.num_tokens - 1) / kTokens + 1;
   const int most = launch.multiprocessors / jobs;
-  WriteParams shared = params;
-  shared.row_parts = row_parts<K>(runs, most);
-  const dim3 grid(static_cast<unsigned>(std::clamp(most, 1, runs) * shared.row_parts), static_cast<unsigned>(jobs));
+  WriteParams divided = params;
+  divided.row_parts = row_parts<K>(runs, most);
+  const dim3 grid(static_cast<unsigned>(std::clamp(most, 1, runs) * divided.row_parts), static_cast<unsigned>(jobs));
   return launch_kernel(write::dense_write_kernel<K, V, T>, grid, Block::kThreads, Block::kSharedBytes,
-                       launch.overlapping, stream, shared, first_job);
+                       launch.overlapping, stream, divided, first_job);
 }
 
 template <typename K, typename V, typename T>
@@ -79,14 +80,14 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
   const int runs = (params.num_tokens - 1) / kTileTokens + 1;
   const auto blocks_for = [](std::int64_t warps) { return (warps + write::kWarps - 1) / write::kWarps; };
   const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
-  WriteParams shared = params;
-  shared.row_parts = row_parts<K>(std::int64_t{runs} * jobs, fill * write::kWarps);
+  WriteParams divided = params;
+  divided.row_parts = row_parts<K>(std::int64_t{runs} * jobs, fill * write::kWarps);
   const auto blocks = static_cast<int>(
-      std::min(blocks_for(std::int64_t{runs} * jobs * shared.row_parts), std::max(fill, blocks_for(jobs))));
+      std::min(blocks_for(std::int64_t{runs} * jobs * divided.row_parts), std::max(fill, blocks_for(jobs))));
   auto kernel = write::quantize_write_kernel<K, V, T, false>;
   if constexpr (!kHasCentroids<K, V>)
     if ((first_job > 0 ? params.v : params.k).factors) kernel = write::quantize_write_kernel<K, V, T, true>;
-  const int stride = blocks * write::kWarps / (jobs * shared.row_parts), rest = runs % stride;
+  const int stride = blocks * write::kWarps / (jobs * divided.row_parts), rest = runs % stride;
   const write::WriteRuns work{
       .end = runs,
       .stride = stride,
@@ -98,7 +99,7 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
       .values_only = first_job > 0,
   };
   return launch_kernel(kernel, dim3(static_cast<unsigned>(blocks)), 32 * write::kWarps, 0, launch.overlapping, stream,
-                       shared, work);
+                       divided, work);
 }
 
 /// How a side is rotated. Two sides of the same kind share a launch.

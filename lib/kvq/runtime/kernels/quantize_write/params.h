@@ -19,7 +19,7 @@ struct WriteParams {
   std::int64_t page_stride = 0;                ///< bytes from page to page
   int k_tile_bytes = 0, v_tile_bytes = 0;      ///< of both sides, for kernels that write one of them
   TileSide k_segments = {};                    ///< tiles of keys of mixed widths, for their kernel
-  int row_parts = 1;                           ///< its warps that share 16 tokens: a power of two up to 8
+  int row_parts = 1;                           ///< warps of that kernel that divide 16 tokens: 1, 2, 4 or 8
 
   const std::int64_t* window_mapping = nullptr;  ///< [T] row in the windows (ring_state.h); or null without windows
   std::byte* sinks = nullptr;                    ///< 16-byte aligned, or null without sink tokens

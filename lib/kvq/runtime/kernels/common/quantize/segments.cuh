@@ -17,7 +17,7 @@ template <int kDim>
 struct SegmentSide {
   static constexpr int kHeadDim = kDim;
   static constexpr bool kExact = false, kBfloat = false, kSegments = true;
-  /// For what does not depend on words and scales.
+  /// Kernels take from it only what does not depend on the numbers of words and scales.
   KVQ_HD static constexpr TileSide side() { return {.head_dim = kDim, .bits = 0, .group_size = kDim, .row_words = 1}; }
 };
 template <typename Side>
