@@ -484,6 +484,7 @@ TEST_CASE("Codebook codes by their tuned kernel", "[runtime][gpu][emulated]") {
       add_center(plan, 128, 1813);
     }
     if (rotation > 0) c.sink_tokens = 3, c.recent_tokens = 11;
+    if (rotation > 0 && bits == 3) c.heads = rotation == 1 ? 8 : 7;  // eight rows
     c.sink_logits = rotation == 2, c.softcap = rotation == 1 ? 20.0f : 0.0f;
     c.seed = 1820u + static_cast<unsigned>(rotation);
     CAPTURE(bits, rotation);
@@ -511,6 +512,7 @@ TEST_CASE("Codebook codes of mixed widths by their tuned kernel", "[runtime][gpu
     if (rotation == 1) add_rotation(c.k, 128, 1831), add_rotation(c.v, 128, 1832);
     if (rotation == 2) add_hadamard(c.k, 128, 1833), add_center(c.v, 128, 1834);
     if (rotation > 0) c.sink_tokens = 3, c.recent_tokens = 11;
+    if (rotation > 0) c.heads = rotation == 1 ? 8 : 5;  // eight rows
     c.sink_logits = rotation == 2, c.softcap = rotation == 1 ? 20.0f : 0.0f;
     c.seed = 1840u + static_cast<unsigned>(rotation);
     CAPTURE(bits, rotation);

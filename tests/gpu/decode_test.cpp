@@ -441,24 +441,28 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
   cases.push_back({.num_kv_heads = 1, .lengths = {500, 77}, .recent_tokens = 40, .sharpness = 20.0f, .seed = 61});
   cases.push_back(
       {.lengths = {600, 500, 64}, .sink_tokens = 8, .recent_tokens = 40, .replay = {524, 0, 33}, .seed = 62});
-  // Codebook codes differ from linear rows in operands alone; few cases, with windows, are enough.
-  const std::vector<DecodeCase> table_cases = {
+  // Codebook codes differ from linear rows in operands alone, eight rows from four in what is done twice; few cases,
+  // with windows, are enough.
+  const std::vector<DecodeCase> few_cases = {
       {.num_kv_heads = 1, .lengths = {140, 77}, .recent_tokens = 40, .sharpness = 20.0f, .seed = 63},
       {.lengths = {90, 64}, .sink_tokens = 8, .recent_tokens = 40, .replay = {70, 33}, .seed = 64},
   };
+  // Of eight rows: two new tokens at a time.
+  const DecodeCase drafts = {.heads = 4, .page_size = 16, .lengths = {100, 5}, .new_tokens = {4, 5}, .seed = 65};
   int found = 0;
   for (const DecodeVariant* variant : decode_variants()) {
     if (!variant->k.is_bits()) continue;
     ++found;
     CAPTURE(variant->name);
-    const bool is_table = variant->v.table_bits > 0 || variant->k.segments;
-    for (DecodeCase each : is_table ? table_cases : cases) {
+    const bool is_table = variant->v.table_bits > 0 || variant->k.segments, is_few = is_table || variant->max_rows > 4;
+    for (DecodeCase each : is_few ? few_cases : cases) {
       if (each.heads == 0) each.heads = variant->max_rows;
       CAPTURE(each.seed);
       check(*variant, each);
     }
-    check(*variant, spread_values(*variant, is_table ? 80 : 300, 1.0f));
-    if (!is_table || variant->k.table_bits == 3) check_huge_scores(*variant, is_table ? 80 : 130);
+    if (variant->max_rows > 4) check(*variant, drafts);
+    check(*variant, spread_values(*variant, is_few ? 80 : 300, 1.0f));
+    if (!is_table || variant->k.table_bits == 3) check_huge_scores(*variant, is_few ? 80 : 130);
   }
   CHECK(found >= 5);
 }

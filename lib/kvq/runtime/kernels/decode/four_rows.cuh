@@ -7,7 +7,7 @@
 #include <kvq/runtime/kernels/decode/stages.cuh>
 #include <kvq/runtime/kernels/decode/table_rows.cuh>
 
-/// How a consumer warp attends with up to four rows, by integer tensor cores:
+/// How a consumer warp attends with up to four rows, or with eight rows to bit tiles, by integer tensor cores:
 ///
 /// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each row; hi and lo
 /// of four rows are the eight columns of the product. Likewise each weight p s becomes an unsigned 16-bit
@@ -16,9 +16,12 @@
 /// Lane 4 g + t accumulates for row t, in columns 2 t (of hi) and 2 t + 1 (of lo):
 ///
 ///   keys: tokens g and g + 8 of a tile      values: channels g and g + 8 of a channel block (16 permuted channels)
+///
+/// Eight rows are two fours. The first operands of products, which codes are masked or looked up for, serve both fours;
+/// all else is done for one four after the other.
 namespace kvq::decode {
 
-// ---- 1. One warp's online softmax: lane 4 g + t holds row t ------------------------------------------------------
+// ---- 1. One warp's online softmax of four rows: lane 4 g + t holds row t -----------------------------------------
 
 template <typename T>
 struct FourRowsState {
@@ -67,6 +70,8 @@ template <typename T>
 struct FourRowsExact {
   float2* sums;  ///< of the lane: channels g and g + 8 of channel block b at sums[32 b]; then `reference`, 0
 
+  /// The sums of one four.
+  __device__ __forceinline__ FourRowsExact of(int four) const { return {sums + four * 32 * (T::kChannelBlocks + 1)}; }
   /// Of the exponentials, when a stage was added last.
   __device__ __forceinline__ float& reference() const { return sums[32 * T::kChannelBlocks].x; }
   __device__ __forceinline__ void reset() const {
@@ -80,9 +85,10 @@ struct FourRowsExact {
   }
 };
 
+/// Those of the first four.
 template <typename T>
 __device__ __forceinline__ FourRowsExact<T> exact_of(typename T::DecodeShared& shared, int warp, int lane) {
-  return {&shared.exact_sums[warp][0][lane]};
+  return {&shared.exact_sums[warp][0][0][lane]};
 }
 
 /// Sends each lane's two words, the high and the low parts of its head's weights, to the lanes that need them as
@@ -121,13 +127,13 @@ struct FourRowsQuery {
   float exact_score_ratio;    ///< score of a bfloat16 product of 1, in multiples of `score_scale`
   float sums[Side::kGroups];  ///< of q over the group times 2^bits, as integers; symmetric: times half the largest code
 
-  __device__ __forceinline__ void load(const typename T::Operand& operand, int lane) {
-    const int row = lane & 3;
+  __device__ __forceinline__ void load(const typename T::Operand& operand, int four, int lane) {
+    const int row = 4 * four + (lane & 3);
     score_scale = operand.score_scale[row], exact_score_ratio = operand.exact_score_ratio[row];
     if constexpr (!T::kExact) {
 #pragma unroll
       for (int j = 0; j < kHeldSteps; ++j)
-        fragment[j][0] = operand.fragments[j][0][lane][0], fragment[j][1] = operand.fragments[j][0][lane][1];
+        fragment[j][0] = operand.fragments[j][four][lane][0], fragment[j][1] = operand.fragments[j][four][lane][1];
       if constexpr (!Side::kSegments) {
 #pragma unroll
         for (int j = 0; j < Side::kGroups; ++j) sums[j] = operand.sums[j][row];
@@ -177,65 +183,147 @@ __device__ __forceinline__ void four_rows_scores(const unsigned char* tile, cons
   score0 = scores[0], score1 = scores[1];
 }
 
-/// Attends to one stage of coded tokens.
+/// Scores of a stage's tokens for row t of each four, in multiples of the query's `score_scale`: token 8 j + g has
+/// scores[four][j].
 template <typename T>
-__device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
-                                                const typename T::StageInfo& info, const typename T::Operand& operand,
-                                                const FourRowsQuery<T>& query, FourRowsState<T>& state,
-                                                MassesOf<T>& masses, int lane) {
-  const int first = info.first, begin = info.begin, end = info.end;
-  using Side = typename T::VSide;
-  constexpr int kTiles = T::kStageTiles;
-  constexpr float kLargest = 65534.0f;  // largest 16-bit integer, less 1 for the error of the reciprocal below
-  const int g = lane >> 2;
-  const unsigned char* values = stage + T::kValuesAt;
-
-  float scores[2 * kTiles];
+__device__ __forceinline__ void stage_scores(const unsigned char* stage, const typename T::Operand& operand,
+                                             const FourRowsQuery<T> (&queries)[T::kFours], int lane,
+                                             float (&scores)[T::kFours][2 * T::kStageTiles]) {
   if constexpr (T::KSide::kSegments) {
     segment_scores<T>(stage, operand, lane, scores);
   } else {
 #pragma unroll
-    for (int u = 0; u < kTiles; ++u)
-      if constexpr (T::KSide::kLinear)
-        linear_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
-                         scores[2 * u + 1]);
-      else if constexpr (T::KSide::kTable)
-        table_scores<T>(stage + u * T::KSide::side().bytes(), query.fragment, query.sums[0], lane, scores[2 * u],
-                        scores[2 * u + 1]);
-      else
-        four_rows_scores<T>(stage + u * T::KSide::side().bytes(), query, lane, scores[2 * u], scores[2 * u + 1]);
+    for (int four = 0; four < T::kFours; ++four) {
+      const FourRowsQuery<T>& query = queries[four];
+#pragma unroll
+      for (int u = 0; u < T::kStageTiles; ++u) {
+        const unsigned char* tile = stage + u * T::KSide::side().bytes();
+        float &score0 = scores[four][2 * u], &score1 = scores[four][2 * u + 1];
+        if constexpr (T::KSide::kLinear)
+          linear_scores<T>(tile, query.fragment, query.sums[0], lane, score0, score1);
+        else if constexpr (T::KSide::kTable)
+          table_scores<T>(tile, query.fragment, query.sums[0], lane, score0, score1);
+        else
+          four_rows_scores<T>(tile, query, lane, score0, score1);
+      }
+    }
   }
-  if constexpr (T::kKeyCentroids) add_centroid_scores<T>(stage, operand, lane, scores);
-  const int row = lane & 3;
+  if constexpr (T::kKeyCentroids) add_centroid_scores<T>(stage, operand, lane, scores[0]);
+}
+
+/// Turns a stage's scores of one four into exponentials, and adds them to the sum.
+/// @return  bit j: token 8 j + g is hidden from the row
+template <typename T>
+__device__ __forceinline__ unsigned exponentials_of(const DecodeKernelParams& p, const typename T::StageInfo& info,
+                                                    const typename T::Operand& operand, int row,
+                                                    const FourRowsQuery<T>& query, FourRowsState<T>& state, int lane,
+                                                    float (&scores)[2 * T::kStageTiles], float& reference) {
+  const int first = info.first, begin = info.begin, end = info.end, g = lane >> 2;
   if (p.logit_softcap > 0.0f) {
 #pragma unroll
     for (float& score : scores) score = capped_score(p, score, query.score_scale, operand.center_scores[row]);
     ptx::keep_branch();
   }
-  unsigned hidden = 0;  // bit j: token 8 j + g
+  unsigned hidden = 0;
   if (first < begin || first + T::kStageTokens > end) {
 #pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j)
+    for (int j = 0; j < 2 * T::kStageTiles; ++j)
       if (first + 8 * j + g < begin || first + 8 * j + g >= end) hidden |= 1u << j, scores[j] = kMinusInf;
     ptx::keep_branch();  // rarely taken
   }
   if (info.flags & kStageRagged) {
     const RowSight sight = operand.sight(row);
 #pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j)
+    for (int j = 0; j < 2 * T::kStageTiles; ++j)
       if (!sight.sees(first + 8 * j + g)) hidden |= 1u << j, scores[j] = kMinusInf;
     ptx::keep_branch();
   }
   float stage_max = scores[0];
 #pragma unroll
-  for (int j = 1; j < 2 * kTiles; ++j) stage_max = fmaxf(stage_max, scores[j]);
-  const float reference = state.rescale(stage_max, query.score_scale);
+  for (int j = 1; j < 2 * T::kStageTiles; ++j) stage_max = fmaxf(stage_max, scores[j]);
+  reference = state.rescale(stage_max, query.score_scale);
+#pragma unroll
+  for (float& score : scores) {
+    score = ptx::ex2(fmaf(score, query.score_scale, -reference));
+    state.sum += score;
+  }
+  return hidden;
+}
+
+/// Makes weights of a stage's exponentials and the scales of one group, adds the terms that products leave out to the
+/// state, and cuts the weights into integers.
+template <typename T>
+__device__ __forceinline__ StageWeights<T> weights_of(const unsigned char* values, int group, unsigned hidden,
+                                                      const float (&exponentials)[2 * T::kStageTiles],
+                                                      FourRowsState<T>& state, int lane) {
+  using Side = typename T::VSide;
+  constexpr int kTiles = T::kStageTiles;
+  constexpr float kLargest = 65534.0f;  // largest 16-bit integer, less 1 for the error of the reciprocal below
+  float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
+#pragma unroll
+  for (int u = 0; u < kTiles; ++u) {
+    const GroupParams<Side> params(values + u * Side::side().bytes(), group, lane >> 2);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      weights[2 * u + i] = params.scale[i] * exponentials[2 * u + i], minima[2 * u + i] = params.minimum[i];
+  }
+  if (__any_sync(kAll, hidden)) {  // scales and minima beyond the sequence are undefined, NaN included
+#pragma unroll
+    for (int j = 0; j < 2 * kTiles; ++j)
+      if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
+    ptx::keep_branch();
+  }
 #pragma unroll
   for (int j = 0; j < 2 * kTiles; ++j) {
-    scores[j] = ptx::ex2(fmaf(scores[j], query.score_scale, -reference));
-    state.sum += scores[j];
+    state.offsets[group] =
+        Side::kAffine ? fmaf(exponentials[j], minima[j], state.offsets[group]) : state.offsets[group] + weights[j];
+    largest = fmaxf(largest, weights[j]);
   }
-  if constexpr (T::kValueCentroids) masses.add(values, scores, reference, state.sum, lane);
+  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
+  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
+  largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
+  largest = fmaxf(largest, 1e-30f);
+  const float inverse = __fdividef(kLargest, largest);
+  StageWeights<T> cut;
+  cut.scale = largest * (1.0f / kLargest);
+  // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes. p01 and p23: the low
+  // bytes of two tokens, then the high bytes. exchange() sends the high bytes of tokens g, g + 8, g + 16, g + 24 of
+  // two tiles as one word, the low bytes as another. A column has tokens 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of one tile,
+  // the order in which a word of codes has them. If codes are looked up, a column has tokens 2 t and 2 t + 8 of two
+  // tiles, and the next one tokens 2 t + 1 and 2 t + 9 (table_rows.cuh).
+#pragma unroll
+  for (int pair = 0; pair < kTiles / 2; ++pair) {
+    unsigned x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = __float_as_uint(fmaf(weights[4 * pair + i], inverse, 8388608.0f));
+    const unsigned p01 = __byte_perm(x[0], x[1], 0x5140), p23 = __byte_perm(x[2], x[3], 0x5140);
+    unsigned even, odd;
+    exchange(__byte_perm(p01, p23, 0x7632), __byte_perm(p01, p23, 0x5410), lane, even, odd);
+    cut.columns[2 * pair] = __byte_perm(even, odd, T::kTable ? 0x3120 : 0x5410);
+    cut.columns[2 * pair + 1] = __byte_perm(even, odd, T::kTable ? 0x7564 : 0x7632);
+  }
+  return cut;
+}
+
+/// Attends to one stage of coded tokens.
+template <typename T>
+__device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
+                                                const typename T::StageInfo& info, const typename T::Operand& operand,
+                                                const FourRowsQuery<T> (&queries)[T::kFours],
+                                                FourRowsState<T> (&states)[T::kFours], MassesOf<T>& masses, int lane) {
+  using Side = typename T::VSide;
+  constexpr int kTiles = T::kStageTiles;
+  const unsigned char* values = stage + T::kValuesAt;
+  float scores[T::kFours][2 * kTiles];  // then exponentials
+  stage_scores<T>(stage, operand, queries, lane, scores);
+  unsigned hidden[T::kFours];  // bit j: token 8 j + g
+#pragma unroll
+  for (int four = 0; four < T::kFours; ++four) {
+    float reference;
+    hidden[four] = exponentials_of<T>(p, info, operand, 4 * four + (lane & 3), queries[four], states[four], lane,
+                                      scores[four], reference);
+    if constexpr (T::kValueCentroids) masses.add(values, scores[four], reference, states[four].sum, lane);
+  }
 
   constexpr int kLaneWords = [] {
     if constexpr (T::kBitTiles)
@@ -251,56 +339,18 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
 #pragma unroll
   for (int group = 0; group < Side::kGroups; ++group) {
-    float weights[2 * kTiles], minima[2 * kTiles], largest = 0.0f;
+    StageWeights<T> weights[T::kFours];
 #pragma unroll
-    for (int u = 0; u < kTiles; ++u) {
-      const GroupParams<Side> params(values + u * Side::side().bytes(), group, g);
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        weights[2 * u + i] = params.scale[i] * scores[2 * u + i], minima[2 * u + i] = params.minimum[i];
-    }
-    if (__any_sync(kAll, hidden)) {  // scales and minima beyond the sequence are undefined, NaN included
-#pragma unroll
-      for (int j = 0; j < 2 * kTiles; ++j)
-        if (hidden >> j & 1) weights[j] = minima[j] = 0.0f;
-      ptx::keep_branch();
-    }
-#pragma unroll
-    for (int j = 0; j < 2 * kTiles; ++j) {
-      state.offsets[group] =
-          Side::kAffine ? fmaf(scores[j], minima[j], state.offsets[group]) : state.offsets[group] + weights[j];
-      largest = fmaxf(largest, weights[j]);
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 4));
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 8));
-    largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 16));
-    largest = fmaxf(largest, 1e-30f);
-    const float inverse = __fdividef(kLargest, largest), weight_scale = largest * (1.0f / kLargest);
-
-    // Adding 2^23 leaves 16-bit integers in the low bits of floats, which are cut into bytes. p01 and p23: the low
-    // bytes of two tokens, then the high bytes. exchange() sends the high bytes of tokens g, g + 8, g + 16, g + 24 of
-    // two tiles as one word, the low bytes as another. A column has tokens 2 t, 2 t + 8, 2 t + 1, 2 t + 9 of one tile,
-    // the order in which a word of codes has them. If codes are looked up, a column has tokens 2 t and 2 t + 8 of two
-    // tiles, and the next one tokens 2 t + 1 and 2 t + 9 (table_rows.cuh).
-    unsigned columns[kTiles];
-#pragma unroll
-    for (int pair = 0; pair < kTiles / 2; ++pair) {
-      unsigned x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = __float_as_uint(fmaf(weights[4 * pair + i], inverse, 8388608.0f));
-      const unsigned p01 = __byte_perm(x[0], x[1], 0x5140), p23 = __byte_perm(x[2], x[3], 0x5140);
-      unsigned even, odd;
-      exchange(__byte_perm(p01, p23, 0x7632), __byte_perm(p01, p23, 0x5410), lane, even, odd);
-      columns[2 * pair] = __byte_perm(even, odd, T::kTable ? 0x3120 : 0x5410);
-      columns[2 * pair + 1] = __byte_perm(even, odd, T::kTable ? 0x7564 : 0x7632);
-    }
+    for (int four = 0; four < T::kFours; ++four)
+      weights[four] = weights_of<T>(values, group, hidden[four], scores[four], states[four], lane);
     if constexpr (T::kLinear) {
-      add_linear_values<T>(values, columns, weight_scale, lane, state.out);
-      continue;
+      add_linear_values<T>(values, weights, lane, states);
     } else if constexpr (T::kTable) {
-      add_table_values<T>(values, columns, weight_scale, operand.value_levels, lane, state.out);
-      continue;
+      add_table_values<T>(values, weights, operand.value_levels, lane, states);
     } else {
+      static_assert(T::kFours == 1);
+      const unsigned(&columns)[kTiles] = weights[0].columns;
+      FourRowsState<T>& state = states[0];
       // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If
       // kNested, the mask keeps the slices above, too, and their integer product is subtracted.
       constexpr auto masked = [](unsigned word, int slice) {
@@ -321,7 +371,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
                                    masked(words[2 * pair][2 * h + 1], slice), masked(words[2 * pair + 1][2 * h], slice),
                                    masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
                                    columns[2 * pair + 1]);
-          const float factor = weight_scale * (1.0f / (1 << (slice * Side::kBits)));
+          const float factor = weights[0].scale * (1.0f / (1 << (slice * Side::kBits)));
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
@@ -336,10 +386,11 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
 // ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
 
+/// Attends with one four.
 template <typename T>
 __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,
-                                                const FourRowsQuery<T>& query, FourRowsState<T>& state,
+                                                int four, const FourRowsQuery<T>& query, FourRowsState<T>& state,
                                                 const FourRowsExact<T>& exact, int lane) {
   const int first = info.first, begin = info.begin, end = info.end;
   const int g = lane >> 2, t = lane & 3, matrix = lane >> 3, row = lane & 7;
@@ -347,16 +398,16 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
   float sums[2][4] = {};
 #pragma unroll
   for (int pair = 0; pair < T::kChannelBlocks / 2; ++pair) {
-    const auto &even = operand.bf16_parts[2 * pair][0][lane], &odd = operand.bf16_parts[2 * pair + 1][0][lane];
+    const auto &even = operand.bf16_parts[2 * pair][four][lane], &odd = operand.bf16_parts[2 * pair + 1][four][lane];
     unsigned a[4];
     ptx::ldmatrix_x4(a, keys + static_cast<unsigned>(exact_offset(T::kHeadDim, row, (4 * pair + matrix) * 8)));
     ptx::mma_m16n8k16_bf16(sums[0], a[0], 0, a[1], 0, even[0], even[1]);
     ptx::mma_m16n8k16_bf16(sums[1], a[2], 0, a[3], 0, odd[0], odd[1]);
   }
   bool visible = first + g >= begin && first + g < end;
-  if (info.flags & kStageRagged) visible = visible && operand.sight(t).sees(first + g);
+  if (info.flags & kStageRagged) visible = visible && operand.sight(4 * four + t).sees(first + g);
   float score = ((sums[0][0] + sums[1][0]) + (sums[0][1] + sums[1][1])) * query.exact_score_ratio;
-  if (p.logit_softcap > 0.0f) score = capped_score(p, score, query.score_scale, operand.center_scores[t]);
+  if (p.logit_softcap > 0.0f) score = capped_score(p, score, query.score_scale, operand.center_scores[4 * four + t]);
   if (!visible) score = kMinusInf;
   const float reference = state.rescale(score, query.score_scale);
   const float weight = ptx::ex2(fmaf(score, query.score_scale, -reference));
@@ -396,71 +447,83 @@ __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, con
 template <typename T>
 struct FourRows {
   using Side = typename T::VSide;
-  FourRowsQuery<T> query;
-  FourRowsState<T> state;
+  FourRowsQuery<T> queries[T::kFours];
+  FourRowsState<T> states[T::kFours];
   MassesOf<T> masses;
 
   /// Begins a work tile.
   __device__ __forceinline__ void begin(const typename T::Operand& operand, int lane) {
-    query.load(operand, lane);
-    state.reset();
+#pragma unroll
+    for (int four = 0; four < T::kFours; ++four) queries[four].load(operand, four, lane), states[four].reset();
     if constexpr (T::kValueCentroids) masses.reset();
   }
   __device__ __forceinline__ void attend_coded(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
                                                int lane) {
-    four_rows_coded<T>(p, stage, info, operand, query, state, masses, lane);
+    four_rows_coded<T>(p, stage, info, operand, queries, states, masses, lane);
   }
   __device__ __forceinline__ void attend_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                const typename T::StageInfo& info, const typename T::Operand& operand,
                                                const FourRowsExact<T>& exact, int lane) {
-    four_rows_exact<T>(p, stage, info, operand, query, state, exact, lane);
+#pragma unroll
+    for (int four = 0; four < T::kFours; ++four)
+      four_rows_exact<T>(p, stage, info, operand, four, queries[four], states[four], exact.of(four), lane);
   }
   /// Makes the results of all rows NaN.
-  __device__ __forceinline__ void poison() { state.sum = kNaN; }
+  __device__ __forceinline__ void poison() {
+#pragma unroll
+    for (FourRowsState<T>& state : states) state.sum = kNaN;
+  }
 
   /// Sums over lanes, and adds the term that the integer products left out: of the minima (affine), or of the middle
   /// of the codes (symmetric).
   __device__ __forceinline__ void finish() {
 #pragma unroll
-    for (int step = 4; step < 32; step *= 2) {
-      state.sum += __shfl_xor_sync(kAll, state.sum, step);
+    for (FourRowsState<T>& state : states) {
 #pragma unroll
-      for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
-    }
-    if constexpr (T::kLinear) {
-      finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
-    } else if constexpr (!T::kExact && !T::kTable) {  // levels of tables are signed
+      for (int step = 4; step < 32; step *= 2) {
+        state.sum += __shfl_xor_sync(kAll, state.sum, step);
 #pragma unroll
-      for (int block = 0; block < T::kChannelBlocks; ++block)
+        for (float& offset : state.offsets) offset += __shfl_xor_sync(kAll, offset, step);
+      }
+      if constexpr (T::kLinear) {
+        finish_linear_values<T>(state.out, 0.5f * state.offsets[0]);
+      } else if constexpr (!T::kExact && !T::kTable) {  // levels of tables are signed
 #pragma unroll
-        for (float& value : state.out[block])
-          value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
-                   state.offsets[value_step(Side::side(), block) / Side::kStepsInGroup];
+        for (int block = 0; block < T::kChannelBlocks; ++block)
+#pragma unroll
+          for (float& value : state.out[block])
+            value += (Side::kAffine ? 1.0f : -0.5f * Side::kLevels) *
+                     state.offsets[value_step(Side::side(), block) / Side::kStepsInGroup];
+      }
     }
   }
-  /// Calls f(row, permuted channel, value, which is not divided by the softmax sum) for all values of this lane.
+  /// Calls f(row of the four, permuted channel, value, which is not divided by the softmax sum) for all values of this
+  /// lane.
   template <typename F>
-  __device__ __forceinline__ void for_each_value(int, int lane, F f) const {
+  __device__ __forceinline__ void for_each_value(int four, int lane, F f) const {
 #pragma unroll
     for (int block = 0; block < T::kSumBlocks; ++block)
 #pragma unroll
-      for (int i = 0; i < 2; ++i) f(lane & 3, 16 * block + 8 * i + (lane >> 2), state.out[block][i]);
+      for (int i = 0; i < 2; ++i) f(lane & 3, 16 * block + 8 * i + (lane >> 2), states[four].out[block][i]);
   }
   /// Likewise for the sums of exact tokens of bit tiles, in channels.
   template <typename F>
-  __device__ __forceinline__ void for_each_exact_value(const FourRowsExact<T>& exact, int lane, F f) const {
-    const float factor = exact.factor(state.reference);
+  __device__ __forceinline__ void for_each_exact_value(const FourRowsExact<T>& exact, int four, int lane, F f) const {
+    const FourRowsExact<T> of_four = exact.of(four);
+    const float factor = of_four.factor(states[four].reference);
 #pragma unroll
     for (int block = 0; block < T::kChannelBlocks; ++block) {
-      const float2 sum = exact.sums[32 * block];
+      const float2 sum = of_four.sums[32 * block];
       f(lane & 3, 16 * block + (lane >> 2), sum.x * factor), f(lane & 3, 16 * block + 8 + (lane >> 2), sum.y * factor);
     }
   }
   /// Calls f(row, state) for the rows of each lane with lane / 4 = 0, after finish().
   template <typename F>
   __device__ __forceinline__ void for_each_state(int lane, F f) const {
-    f(lane & 3, SoftmaxState{state.reference, state.sum});
+#pragma unroll
+    for (int four = 0; four < T::kFours; ++four)
+      f(4 * four + (lane & 3), SoftmaxState{states[four].reference, states[four].sum});
   }
 };
 

@@ -17,7 +17,7 @@
 /// by half the largest code (Operand::sums, finish()).
 ///
 /// Queries are cut into integers, so products with keys are integer ones. Weights are cut into integers, too, if a work
-/// tile has up to four rows (four_rows.cuh), and are fp16 numbers if it has 8 or 16 (many_rows.cuh).
+/// tile has up to four rows or its rows are bit tiles (four_rows.cuh), and are fp16 numbers else (many_rows.cuh).
 ///
 /// A call is three kernels, each of which may start before the previous one has ended: queries (queries.cuh), decode,
 /// and combine (combine.cuh). This one is warp-specialized. The producer warp (Producer) walks the block's splits of
@@ -115,7 +115,8 @@ __global__ void __maxnreg__(T::kRegisters) decode_kernel(const __grid_constant__
       ptx::mbarrier_wait(ptx::shared_address(&shared.queries_full[buffer]), next_parity);
       if (++next_buffer == T::kQueryBuffers) next_buffer = 0, next_parity ^= 1;
       attention.begin(shared.operands[buffer], lane);
-      if constexpr (T::kBitTiles) exact_of<T>(shared, warp, lane).reset();
+      if constexpr (T::kBitTiles)
+        for (int four = 0; four < T::kFours; ++four) exact_of<T>(shared, warp, lane).of(four).reset();
     }
 
     // 3. A KV chunk, or none: an empty stage has flags only.

@@ -3,6 +3,7 @@
 #include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/group_params.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
+#include <kvq/runtime/kernels/decode/stages.cuh>
 
 /// What differs in four_rows.cuh if rows are linear (LinearSideTraits): x = s M b, with bits b of +1/2 and -1/2.
 ///
@@ -71,14 +72,17 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
 }
 
 /// Adds weights of a stage's tokens to sums for each byte of the row. A mask leaves one bit of each byte of a word, so
-/// out[8 h + k] sums up 2^k times bit k. Two masks are saved: the sums k = 0 and 7 are those of the whole byte, as an
+/// sums[8 h + k] sums up 2^k times bit k. Two masks are saved: the sums k = 0 and 7 are those of the whole byte, as an
 /// unsigned and as a signed number. finish_linear_values() makes sums of bits of them.
-/// @param values   tiles
-/// @param columns  of each tile: the second operand
-template <typename T, int kTiles>
-__device__ __forceinline__ void add_linear_values(const unsigned char* values, const unsigned (&columns)[kTiles],
-                                                  float weight_scale, int lane, float (&out)[T::kSumBlocks][2]) {
+/// @param values  tiles
+/// @param weights  of each four rows
+/// @param states   FourRowsState of each four rows
+template <typename T, typename State>
+__device__ __forceinline__ void add_linear_values(const unsigned char* values,
+                                                  const StageWeights<T> (&weights)[T::kFours], int lane,
+                                                  State (&states)[T::kFours]) {
   using Side = typename T::VSide;
+  constexpr int kTiles = T::kStageTiles;
 #pragma unroll
   for (int h = 0; h < Side::kPairs; ++h) {
     // Two words of a tile at a time: with those of another tile they are a whole operand, in neighboring registers. One
@@ -103,20 +107,28 @@ __device__ __forceinline__ void add_linear_values(const unsigned char* values, c
 #pragma unroll
     for (int bit = 0; bit < 8; ++bit) {
       const unsigned mask = bit == 0 || bit == 7 ? ~0u : 0x01010101u << bit;
-      int sums[4] = {};
+      int sums[T::kFours][4] = {};
 #pragma unroll
       for (int pair = 0; pair < kTiles / 2; ++pair) {
         const uint2 &first = words[2 * pair], &second = words[2 * pair + 1];
-        if (bit == 7)
-          ptx::mma_m16n8k32_s8u8(sums, first.x, first.y, second.x, second.y, columns[2 * pair], columns[2 * pair + 1]);
-        else
-          ptx::mma_m16n8k32_u8u8(sums, first.x & mask, first.y & mask, second.x & mask, second.y & mask,
-                                 columns[2 * pair], columns[2 * pair + 1]);
-      }
-      float(&to)[2] = out[8 * h + bit];
 #pragma unroll
-      for (int i = 0; i < rows; ++i)
-        to[i] = fmaf(static_cast<float>(sums[2 * i] * 256 + sums[2 * i + 1]), weight_scale, to[i]);
+        for (int four = 0; four < T::kFours; ++four) {
+          const auto& columns = weights[four].columns;
+          if (bit == 7)
+            ptx::mma_m16n8k32_s8u8(sums[four], first.x, first.y, second.x, second.y, columns[2 * pair],
+                                   columns[2 * pair + 1]);
+          else
+            ptx::mma_m16n8k32_u8u8(sums[four], first.x & mask, first.y & mask, second.x & mask, second.y & mask,
+                                   columns[2 * pair], columns[2 * pair + 1]);
+        }
+      }
+#pragma unroll
+      for (int four = 0; four < T::kFours; ++four) {
+        float(&to)[2] = states[four].out[8 * h + bit];
+#pragma unroll
+        for (int i = 0; i < rows; ++i)
+          to[i] = fmaf(static_cast<float>(sums[four][2 * i] * 256 + sums[four][2 * i + 1]), weights[four].scale, to[i]);
+      }
     }
   }
 }

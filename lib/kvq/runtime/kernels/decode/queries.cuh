@@ -159,9 +159,9 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], float s
           if (lane == plane) bits = all;
         }
       }
-      const int t = Side::is_long(c) ? i / 2 : i % 4, column = 2 * row + lane % 2;
+      const int t = Side::is_long(c) ? i / 2 : i % 4, column = 2 * (row % 4) + lane % 2;
       if (lane < T::kPlanes)
-        to.fragments[c * kPlanePairs + lane / 2][0][4 * column + t][Side::is_long(c) ? i % 2 : i / 4] = bits;
+        to.fragments[c * kPlanePairs + lane / 2][row / 4][4 * column + t][Side::is_long(c) ? i % 2 : i / 4] = bits;
     }
   }
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void cut_units(const float (&values)[kUnits], float s
     const int high = (q + 128) >> 8, low = q - 256 * high;
 #pragma unroll
     for (int part = 0; part < 2; ++part)
-      reinterpret_cast<std::int8_t*>(&to.fragments[unit][0][4 * (2 * row + part) + t][word])[byte] =
+      reinterpret_cast<std::int8_t*>(&to.fragments[unit][row / 4][4 * (2 * (row % 4) + part) + t][word])[byte] =
           static_cast<std::int8_t>(part ? low : high);
   }
   float score_scale = largest * (1.0f / kLargestQuery) * softmax_scale * kLog2e;
@@ -434,9 +434,10 @@ __global__ void __maxnreg__(kRotateRegisters<T>) queries_kernel(const __grid_con
         const int word = row / 8 * 2 + eight, l = row % 8 * 4 + t;
         to[0][l][word] = high, to[1][l][word] = low;
       } else {
-        // Lane l = 8 h + t has column 2 h, the high parts of row h; lane l + 4 has column 2 h + 1, the low parts.
-        const int l = row * 8 + t;
-        to[0][l][eight] = high, to[0][l + 4][eight] = low;
+        // Lane l = 8 h + t has column 2 h, the high parts of row h of four; lane l + 4 has column 2 h + 1, the low
+        // ones.
+        const int l = row % 4 * 8 + t;
+        to[row / 4][l][eight] = high, to[row / 4][l + 4][eight] = low;
       }
     }
     if constexpr (T::kKeyCentroids) {

@@ -12,9 +12,12 @@
 /// nibbles, and looks them up. Units of one scale are summed up as integers.
 namespace kvq::decode {
 
-/// Sums of a stage's tiles: high and low parts of tokens g, then of tokens g + 8.
+/// Sums of a stage's tiles, for each four rows: high and low parts of tokens g, then of tokens g + 8.
 template <typename T>
-using UnitSums = int[T::kStageTiles][4];
+using UnitSums = int[T::kStageTiles][T::kFours][4];
+/// The query's integers for a unit, of each four rows.
+template <typename T>
+using UnitQueries = uint2[T::kFours];
 
 /// Turns planes of 32 channels, plane t in lane 4 g + t, into codes: lane 4 g + t gets those of the channels 4 n + t in
 /// nibbles n. A transposition of squares of four bits in four lanes: neighboring lanes, then pairs of lanes, exchange
@@ -58,7 +61,7 @@ __device__ __forceinline__ void cut_planes(const unsigned char* stage, unsigned 
 /// Adds a unit of the tokens of a stage. @tparam kWide  its codes have 4 bits, else fewer
 template <typename T, bool kWide>
 __device__ __forceinline__ void add_unit(const unsigned (&planes)[T::kStageTiles][2], const PlaneExchange& exchange,
-                                         const uint4& table, const uint2& query, UnitSums<T>& sums) {
+                                         const uint4& table, const UnitQueries<T>& queries, UnitSums<T>& sums) {
 #pragma unroll
   for (int u = 0; u < T::kStageTiles; ++u) {
     uint2 levels[2];  // of tokens g and g + 8
@@ -70,19 +73,23 @@ __device__ __forceinline__ void add_unit(const unsigned (&planes)[T::kStageTiles
       else
         levels[i] = eight_levels<3>(table, codes, 0);
     }
-    ptx::mma_m16n8k32_s8s8(sums[u], levels[0].x, levels[1].x, levels[0].y, levels[1].y, query.x, query.y);
+#pragma unroll
+    for (int four = 0; four < T::kFours; ++four)
+      ptx::mma_m16n8k32_s8s8(sums[u][four], levels[0].x, levels[1].x, levels[0].y, levels[1].y, queries[four].x,
+                             queries[four].y);
   }
 }
 
-/// Scores of a stage's tokens for row t, in multiples of the query's `score_scale`: of tile u those of tokens g and
-/// g + 8 are 2 u and 2 u + 1.
+/// Scores of a stage's tokens for row t of each four, in multiples of the query's `score_scale`: of tile u those of
+/// tokens g and g + 8 are 2 u and 2 u + 1.
 template <typename T>
 __device__ __forceinline__ void segment_scores(const unsigned char* stage, const typename T::Operand& operand, int lane,
-                                               float (&scores)[2 * T::kStageTiles]) {
+                                               float (&scores)[T::kFours][2 * T::kStageTiles]) {
   using Side = typename T::KSide;
   const SegmentProgram& program = operand.program;
 #pragma unroll
-  for (float& score : scores) score = 0.0f;
+  for (auto& of_four : scores)
+    for (float& score : of_four) score = 0.0f;
   const PlaneExchange exchange(lane);
   UnitSums<T> sums = {};
   const int units = program.num_units;
@@ -92,11 +99,14 @@ __device__ __forceinline__ void segment_scores(const unsigned char* stage, const
     cut_planes<T>(stage, program.places[unit][lane], planes);
     const SegmentUnit& of = program.units[unit];
     const uint4 table = *reinterpret_cast<const uint4*>(of.levels);
-    const uint2 query = *reinterpret_cast<const uint2*>(operand.fragments[unit][0][lane]);
+    UnitQueries<T> queries;
+#pragma unroll
+    for (int four = 0; four < T::kFours; ++four)
+      queries[four] = *reinterpret_cast<const uint2*>(operand.fragments[unit][four][lane]);
     if (of.bits == kMostLevelBits)
-      add_unit<T, true>(planes, exchange, table, query, sums);
+      add_unit<T, true>(planes, exchange, table, queries, sums);
     else
-      add_unit<T, false>(planes, exchange, table, query, sums);
+      add_unit<T, false>(planes, exchange, table, queries, sums);
     if (!of.ends_scale) continue;
     const unsigned char* numbers = stage + Side::side().code_bytes() + 4 * (lane >> 2) * Side::kGroups + 2 * of.scale;
 #pragma unroll
@@ -105,10 +115,14 @@ __device__ __forceinline__ void segment_scores(const unsigned char* stage, const
       for (int i = 0; i < 2; ++i) {
         const unsigned bits =
             *reinterpret_cast<const unsigned short*>(numbers + u * Side::side().bytes() + 2 * Side::kGroups * i);
-        int(&sum)[4] = sums[u];
-        float& score = scores[2 * u + i];
-        score = fmaf(group_param(bits, Side::kBfloat), static_cast<float>(256 * sum[2 * i] + sum[2 * i + 1]), score);
-        sum[2 * i] = sum[2 * i + 1] = 0;
+        const float scale = group_param(bits, Side::kBfloat);
+#pragma unroll
+        for (int four = 0; four < T::kFours; ++four) {
+          int(&sum)[4] = sums[u][four];
+          float& score = scores[four][2 * u + i];
+          score = fmaf(scale, static_cast<float>(256 * sum[2 * i] + sum[2 * i + 1]), score);
+          sum[2 * i] = sum[2 * i + 1] = 0;
+        }
       }
   }
 }

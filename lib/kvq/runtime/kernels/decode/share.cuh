@@ -11,8 +11,8 @@
 #include <type_traits>
 
 /// The end of a work tile in a block. A share is the sum of one consumer warp over its stages. The consumer warps store
-/// their shares in the stages that they read last, and merge them into one partial result in global memory: up to eight
-/// rows at a time, because a stage has room for these.
+/// their shares in the stages that they read last, and merge them into one partial result in global memory: four or
+/// eight rows at a time, because a stage has room for these.
 namespace kvq::decode {
 
 /// The taps (LinearTaps) of four neighboring channels of values, for head_dim 128: 4 l .. 4 l + 3 of lane l. The
@@ -65,7 +65,7 @@ template <typename T, typename Attention>
 __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typename T::DecodeShared& shared, int buffer,
                                             int stage, int warp, int lane, const Attention& attention, unsigned odd,
                                             int flags) {
-  constexpr int kRows = T::kHeads / T::kRowBlocks;  // at a time
+  constexpr int kRows = T::kShareRows;  // at a time: a part of the rows
   static_assert(kRows * T::kSums * 4 <= T::kStageBytes);
   // Channels are swizzled by row, because the rows that lanes store at once would otherwise have bank conflicts.
   constexpr int kRowsOfLane = T::kManyRows ? 2 : 1;  // neighboring rows
@@ -88,14 +88,14 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       states[warp][row] = make_float2(is_nan ? 0.0f : state.max, state.sum);
       if constexpr (T::kValueCentroids) shared.mass_units[odd][warp][row] = attention.masses.log_units;
     });
-  // Calls take(row, quad, merged values of the quad) for the thread's quads of a row block, when the shares of all
-  // consumer warps are stored. Rows of a share have so many values.
-  const auto merge_shares = [&](auto row_values, int block, auto take) {
+  // Calls take(row in the part, quad, merged values of the quad) for the thread's quads of a part of the rows, when the
+  // shares of all consumer warps are stored. Rows of a share have so many values.
+  const auto merge_shares = [&](auto row_values, int part, auto take) {
     constexpr int kValues = row_values.value, kQuads = kValues / 4;
     wait_for_consumers();
 #pragma unroll
     for (int i = warp * 32 + lane; i < kRows * kQuads; i += T::kConsumerThreads) {
-      const int in_block = i / kQuads, quad = i % kQuads, row = block * kRows + in_block;
+      const int in_part = i / kQuads, quad = i % kQuads, row = part * kRows + in_part;
       SoftmaxState of_warp[T::kConsumerWarps], merged;
 #pragma unroll
       for (int w = 0; w < T::kConsumerWarps; ++w) {
@@ -106,47 +106,48 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       float4 values = make_float4(0, 0, 0, 0);
 #pragma unroll
       for (int w = 0; w < T::kConsumerWarps; ++w)
-        add_scaled(
-            values, merged.add(of_warp[w], ptx::ex2),
-            *reinterpret_cast<const float4*>(share_of(w) + in_block * kValues + ((4 * quad) ^ swizzle(in_block))));
-      take(row, quad, values);
+        add_scaled(values, merged.add(of_warp[w], ptx::ex2),
+                   *reinterpret_cast<const float4*>(share_of(w) + in_part * kValues + ((4 * quad) ^ swizzle(in_part))));
+      take(in_part, quad, values);
       if (quad == 0) partial.state[row] = make_float2(merged.max, merged.sum);
     }
   };
   const bool any_exact = T::kBitTiles && p.cache.windows.exist() && (flags & kStageExactPart);
-  const auto store_values = [&](int row, int quad, const float4& values) {
-    reinterpret_cast<float4*>(partial.value[row])[quad] = values;
-  };
-  [[maybe_unused]] float4 exact_values = make_float4(0, 0, 0, 0);  // of the thread's channels, of linear rows
-  if constexpr (T::kLinear) {
-    static_assert(kRows == T::kConsumerWarps && T::kHeadDim == 128);
-    if (any_exact) {
-      attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
-        share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
-      });
-      merge_shares(std::integral_constant<int, T::kHeadDim>{}, 0,
-                   [&](int, int, const float4& values) { exact_values = values; });
-      wait_for_consumers();  // all have read the sums of exact tokens
-    }
-  }
 #pragma unroll
-  for (int block = 0; block < T::kRowBlocks; ++block) {
-    if (block > 0) wait_for_consumers();  // all have read the rows before
+  for (int part = 0; part < T::kShareParts; ++part) {
+    if (part > 0) wait_for_consumers();  // all have read the rows before
+    const auto store_values = [&](int row, int quad, const float4& values) {
+      reinterpret_cast<float4*>(partial.value[part * kRows + row])[quad] = values;
+    };
+    [[maybe_unused]] float4 exact_values = make_float4(0, 0, 0, 0);  // of the thread's channels, of linear rows
+    if constexpr (T::kLinear) {
+      static_assert(kRows == T::kConsumerWarps && T::kHeadDim == 128);
+      if (any_exact) {
+        attention.for_each_exact_value(exact_of<T>(shared, warp, lane), part, lane,
+                                       [&](int row, int channel, float value) {
+                                         share_of(warp)[row * T::kHeadDim + (channel ^ swizzle(row))] = value;
+                                       });
+        merge_shares(std::integral_constant<int, T::kHeadDim>{}, part,
+                     [&](int, int, const float4& values) { exact_values = values; });
+        wait_for_consumers();  // all have read the sums of exact tokens
+      }
+    }
     const auto channel_of = [](int place) {
       if constexpr (T::kTable)
         return table_value_channel(T::VSide::kBits, place);
       else
         return value_channel(T::VSide::side(), place);
     };
-    attention.for_each_value(block, lane, [&](int row, int place, float value) {
+    attention.for_each_value(part, lane, [&](int row, int place, float value) {
       share_of(warp)[row * T::kSums + (channel_of(place) ^ swizzle(row))] = value;
     });
     if constexpr (T::kTable) {
       if (any_exact) {
         __syncwarp();  // another lane wrote the channel
-        attention.for_each_exact_value(exact_of<T>(shared, warp, lane), lane, [&](int row, int channel, float value) {
-          share_of(warp)[row * T::kSums + (channel ^ swizzle(row))] += value;
-        });
+        attention.for_each_exact_value(exact_of<T>(shared, warp, lane), part, lane,
+                                       [&](int row, int channel, float value) {
+                                         share_of(warp)[row * T::kSums + (channel ^ swizzle(row))] += value;
+                                       });
       }
     }
     const auto keep_values = [&](int row, int quad, const float4& values) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
     if constexpr (T::kValueCentroids) {
       // A warp merges the masses of one row, then adds the centroids' share of 32 channels for all rows.
       static_assert(kRows == T::kConsumerWarps && T::kHeads == kRows && T::kHeadDim == 32 * T::kConsumerWarps);
-      merge_shares(std::integral_constant<int, T::kSums>{}, block, keep_values);
+      merge_shares(std::integral_constant<int, T::kSums>{}, part, keep_values);
       SoftmaxState merged;
       for (int w = 0; w < T::kConsumerWarps; ++w) merged.raise(states[w][warp].x);
       float factors[T::kConsumerWarps];
@@ -176,11 +177,11 @@ __device__ __forceinline__ void store_share(const DecodeKernelParams& p, typenam
       for (int row = 0; row < T::kHeads; ++row)
         partial.value[row][channel] = of_rows[row] + share_of(0)[row * T::kSums + (channel ^ swizzle(row))];
     } else if constexpr (!T::kLinear) {
-      merge_shares(std::integral_constant<int, T::kSums>{}, block, store_values);
+      merge_shares(std::integral_constant<int, T::kSums>{}, part, store_values);
     } else {
       // Each thread has four channels of one row: it sums up bits of the merged share.
       const ValueTaps taps(p.cache.rotation_v, shared.partial_ids[buffer].work_tile % p.cache.num_kv_heads, lane);
-      merge_shares(std::integral_constant<int, T::kSums>{}, block, keep_values);
+      merge_shares(std::integral_constant<int, T::kSums>{}, part, keep_values);
       wait_for_consumers();
       taps.add(share_of(0) + warp * T::kSums, swizzle(warp), exact_values);
       store_values(warp, lane, exact_values);

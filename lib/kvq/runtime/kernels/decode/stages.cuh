@@ -28,6 +28,13 @@ __device__ __forceinline__ void load_words(const unsigned char* tile_side, int l
   }
 }
 
+/// Weights of a stage's tokens for four rows, as 16-bit integers in columns of second operands (weights_of()).
+template <typename T>
+struct StageWeights {
+  unsigned columns[T::kStageTiles];
+  float scale;  ///< of an integer weight of 1
+};
+
 /// Words and slice of the two half steps of step j (page_layout.h, code_place).
 template <typename Side>
 struct Step {

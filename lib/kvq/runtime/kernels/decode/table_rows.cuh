@@ -5,6 +5,7 @@
 #include <kvq/runtime/kernels/decode/common.cuh>
 #include <kvq/runtime/kernels/decode/levels.cuh>
 #include <kvq/runtime/kernels/decode/linear_rows.cuh>
+#include <kvq/runtime/kernels/decode/stages.cuh>
 
 /// What differs in four_rows.cuh if rows are codebook codes of 3 or 4 bits (TableSideTraits): a channel is the row's
 /// scale times a sum of weight[S] x[S] over the odd sets S of its code's bits, x[S] = +1/2 or -1/2 (table_layout.h).
@@ -122,21 +123,24 @@ __device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableC
 }
 
 /// Adds the values of a stage's tokens, times their weights, to sums for channels.
-/// @param values        tiles
-/// @param columns       of each two tiles: the second operand, for tokens 2 t and 2 t + 8 of both, then for the others
-/// @param weight_scale  of integer weights of tokens
-template <typename T, int kTiles>
-__device__ __forceinline__ void add_table_values(const unsigned char* values, const unsigned (&columns)[kTiles],
-                                                 float weight_scale, const LevelTable& of, int lane,
-                                                 float (&out)[T::kSumBlocks][2]) {
+/// @param values   tiles
+/// @param weights  of each four rows; of each two tiles, columns are of tokens 2 t and 2 t + 8 of both, then of the
+/// others
+/// @param states   FourRowsState of each four rows
+template <typename T, typename State>
+__device__ __forceinline__ void add_table_values(const unsigned char* values,
+                                                 const StageWeights<T> (&weights)[T::kFours], const LevelTable& of,
+                                                 int lane, State (&states)[T::kFours]) {
   using Side = typename T::VSide;
   using Codes = TableCodes<Side::kBits>;
-  constexpr int kHalves = 2, kChannels = Codes::kChannels;  // rows g and g + 8
+  constexpr int kTiles = T::kStageTiles, kHalves = 2, kChannels = Codes::kChannels;  // halves: rows g and g + 8
   const uint4 table = *reinterpret_cast<const uint4*>(of.levels);
-  const float factor = weight_scale * of.step;
+  float factors[T::kFours];
+#pragma unroll
+  for (int four = 0; four < T::kFours; ++four) factors[four] = weights[four].scale * of.step;
   // Adds the products of channel blocks first_block + i. codes_of(tile, half) are the lane's codes.
   const auto add_blocks = [&](int first_block, const auto& codes_of) {
-    int sums[kChannels][4] = {};
+    int sums[T::kFours][kChannels][4] = {};
 #pragma unroll
     for (int u = 0; u < kTiles; u += 2) {
       uint2 levels[kHalves][kChannels];
@@ -145,16 +149,21 @@ __device__ __forceinline__ void add_table_values(const unsigned char* values, co
         levels_of_tiles(table, codes_of(u, half), codes_of(u + 1, half), levels[half]);
 #pragma unroll
       for (int i = 0; i < kChannels; ++i)
-        ptx::mma_m16n8k32_s8u8(sums[i], levels[0][i].x, levels[1][i].x, levels[0][i].y, levels[1][i].y, columns[u],
-                               columns[u + 1]);
+#pragma unroll
+        for (int four = 0; four < T::kFours; ++four)
+          ptx::mma_m16n8k32_s8u8(sums[four][i], levels[0][i].x, levels[1][i].x, levels[0][i].y, levels[1][i].y,
+                                 weights[four].columns[u], weights[four].columns[u + 1]);
     }
 #pragma unroll
-    for (int i = 0; i < kChannels; ++i)
+    for (int four = 0; four < T::kFours; ++four)
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        float& to = out[first_block + i][half];
-        to = fmaf(static_cast<float>(sums[i][2 * half] * 256 + sums[i][2 * half + 1]), factor, to);
-      }
+      for (int i = 0; i < kChannels; ++i)
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+          const int(&sum)[4] = sums[four][i];
+          float& to = states[four].out[first_block + i][half];
+          to = fmaf(static_cast<float>(sum[2 * half] * 256 + sum[2 * half + 1]), factors[four], to);
+        }
   };
   if constexpr (Side::kBits == 3) {
 #pragma unroll

@@ -37,17 +37,23 @@ struct DecodeTraits {
   static constexpr int kBlockThreads = kConsumerThreads + 32;  ///< with the producer warp
   static constexpr int kHeads = kRowsArg;                      ///< rows of a work tile; the last ones may be padding
   static_assert(kHeads == 4 || kHeads == 8 || kHeads == 16);
-  static constexpr bool kManyRows = kHeads > 4;         ///< many_rows.cuh, else four_rows.cuh
-  static constexpr int kRowBlocks = (kHeads + 7) / 8;   ///< of eight rows, the columns of a product
+  static constexpr bool kManyRows = kHeads > 4 && !kBitTiles;  ///< many_rows.cuh, else four_rows.cuh
+  static constexpr int kRowBlocks = (kHeads + 7) / 8;          ///< of eight rows, the columns of a product
+  /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
+  static constexpr int kFours = kHeads / 4;
+  /// Shares of a work tile are merged a part at a time, of so many rows (share.cuh).
+  static constexpr int kShareParts = kManyRows ? kRowBlocks : kFours, kShareRows = kHeads / kShareParts;
   static constexpr int kChannelBlocks = kHeadDim / 16;  ///< of 16 channels, the rows of a product
-  static_assert(!kBitTiles || kHeads == 4, "bit tiles have no kernel for many rows");
+  static_assert(!kBitTiles || kHeads <= 8, "bit tiles have no kernel for more rows");
   /// Blocks of 16 sums of weighted values: of channels, or of the bits of linear rows.
   static constexpr int kSumBlocks = [] {
     if constexpr (kLinear) return 8 * VSide::kPairs;
     return kChannelBlocks;
   }();
   static constexpr int kSums = 16 * kSumBlocks;
-  static constexpr bool kWide = [] {  ///< linear rows of more than eight words, tables of four bits
+  /// Linear rows of more than eight words, tables of four bits, eight rows of bit tiles.
+  static constexpr bool kWide = [] {
+    if (kBitTiles && kHeads > 4) return true;
     const auto is_wide = []<typename Side>(std::type_identity<Side>) {
       if constexpr (Side::kLinear) return Side::kRowWords > 8;
       if constexpr (Side::kTable) return Side::kBits > 3;
@@ -90,7 +96,7 @@ struct DecodeTraits {
       kExact ? kExactBytes : kStageTiles * KSide::side().bytes();  ///< byte of a coded stage
   static constexpr int kCodedBytes = kExact ? 0 : kStageTiles * kTileBytes;
   /// A stage has room for a warp's sums, too (share.cuh).
-  static constexpr int kStageBytes = std::max({kCodedBytes, 2 * kExactBytes, kLinear ? 4 * kHeads* kSums : 0});
+  static constexpr int kStageBytes = std::max({kCodedBytes, 2 * kExactBytes, kLinear ? 4 * kShareRows* kSums : 0});
   static constexpr DecodePolicy kPolicy = decode_policy(kHeadDim, kHeads, kLinear, kWide, kCentroids);
   static constexpr int kRegisters = kPolicy.registers;
   /// A multiprocessor has four partitions, with 16384 registers each, to which it deals warps in turn.
@@ -105,9 +111,9 @@ struct DecodeTraits {
   static constexpr bool kOwned = kStages % kConsumerWarps == 0;  ///< a stage is always used by the same consumer warp
   /// A query buffer is the slot of a work tile in a block: the index of its queries, and of all else in DecodeShared
   /// that there is kQueryBuffers of.
-  static constexpr int kQueryBuffers = KSide::kSegments || (kTable && kWide) ? 2
-                                       : kLargeStage                         ? kPolicy.large_query_buffers
-                                                                             : kPolicy.query_buffers;
+  static constexpr int kQueryBuffers = KSide::kSegments || (kTable && kWide) || (kBitTiles && kHeads > 4) ? 2
+                                       : kLargeStage ? kPolicy.large_query_buffers
+                                                     : kPolicy.query_buffers;
 
   /// Queries of a work tile as operands of the tensor cores (queries.cuh).
   static constexpr int kPlanes = 14;  ///< bits of a query's integers, for bit tiles: even
@@ -119,12 +125,10 @@ struct DecodeTraits {
     else
       return kExact ? 1 : kHeadDim / 32;
   }();
-  /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
-  static constexpr int kFours = kHeads / 4;
   /// Number of a row in the work tile: row `i` of the four with number `four`. Of many rows, a lane has rows 2 t and
   /// 2 t + 1 of each row block, from neighboring fours (many_rows.cuh).
   static __host__ __device__ constexpr int row_of(int four, int i) {
-    return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : i;
+    return kManyRows ? four / 2 * 8 + 2 * i + four % 2 : 4 * four + i;
   }
   /// Factor in the integer products of queries and coded keys: four rows do not shift the codes of odd slices.
   static constexpr int kProductUnit = kManyRows || kExact || kBitTiles ? 1 : 1 << KSide::kBits;
@@ -149,10 +153,10 @@ struct DecodeTraits {
     /// For coded keys: 16-bit integers, of each step of 32 channels. Words of a lane: two of each four. For keys of
     /// mixed widths a step is a unit. For other bit tiles: of each chunk of words, the bits of the integers, two planes
     /// of all rows at a time.
-    alignas(16) unsigned fragments[kSteps][kRowBlocks][32][kManyRows ? 4 : 2];
+    alignas(16) unsigned fragments[kSteps][kShareParts][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
-    /// columns of one product.
-    unsigned bf16_parts[kChannelBlocks][kManyRows ? 2 : 1][32][2 * kRowBlocks];
+    /// columns of one product; others have an array for each part.
+    unsigned bf16_parts[kChannelBlocks][kManyRows ? 2 : kFours][32][kManyRows ? 2 * kRowBlocks : 2];
     float score_scale[kHeads];        ///< base-2 score of a product of 1 with coded keys, never 0
     float exact_score_ratio[kHeads];  ///< score of a product of 1 with exact keys, in multiples of `score_scale`
     /// Of q over the group, as products with coded keys count; symmetric: times half the largest code.
@@ -179,7 +183,7 @@ struct DecodeTraits {
   struct NoExactSums {};
   /// Of bit tiles, sums of exact tokens are not those of coded ones: they are of channels in their usual order.
   struct ExactSums {
-    float2 exact_sums[kConsumerWarps][kChannelBlocks + 1][32];  ///< of each lane (FourRowsExact)
+    float2 exact_sums[kConsumerWarps][kFours][kChannelBlocks + 1][32];  ///< of each lane (FourRowsExact)
   };
   struct NoMasses {};
   struct Masses {
