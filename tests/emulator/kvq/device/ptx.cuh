@@ -96,6 +96,10 @@ inline void mma_m16n8k32_s8s8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b
   emulator::exchange("mma s8 s8", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
                      [](ProductLane<int>*(&lanes)[32]) { multiply<4, 2, int>(lanes, signed_byte, signed_byte); });
 }
+inline void mma_m16n8k16_s8s8(int (&c)[4], u32 a0, u32 a1, u32 b0) {
+  emulator::exchange("mma s8 s8 k16", ~0u, ProductLane<int>{c, {a0, a1, 0, 0}, {b0, 0}},
+                     [](ProductLane<int>*(&lanes)[32]) { multiply<4, 1, int>(lanes, signed_byte, signed_byte); });
+}
 inline void mma_m16n8k256_b1(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   emulator::exchange("mma b1 k256", ~0u, ProductLane<int>{c, {a0, a1, a2, a3}, {b0, b1}},
                      [](ProductLane<int>*(&lanes)[32]) { multiply<32, 2, int>(lanes, bit_of, bit_of); });

@@ -7,7 +7,8 @@
 #include <kvq/runtime/kernels/decode/levels.cuh>
 
 /// What differs in four_rows.cuh if keys have mixed widths and codebook codes (SegmentSideTraits): a unit of up to 32
-/// channels is a step of an integer product, of the levels of its codes and of the query's integers. Each lane of four
+/// channels is a step of an integer product, of the levels of its codes and of the query's integers; a unit of up to 16
+/// channels is half a step. Each lane of four
 /// cuts one plane of the unit out of the row; the four exchange bits, so that each has the codes of eight channels in
 /// nibbles, and looks them up. Units of one scale are summed up as integers.
 namespace kvq::decode {
@@ -47,36 +48,47 @@ template <typename T>
 __device__ __forceinline__ void cut_planes(const unsigned char* stage, unsigned place,
                                            unsigned (&planes)[T::kStageTiles][2]) {
   constexpr unsigned kMask = (1u << kPlaceWordBits) - 1;
-  const unsigned shift = place >> 2 * kPlaceWordBits, keep = place & kPlaceIsPlane ? ~0u : 0u;
+  const unsigned shift = place >> 2 * kPlaceWordBits;
 #pragma unroll
   for (int u = 0; u < T::kStageTiles; ++u) {
     const unsigned char* tile = stage + u * T::KSide::side().bytes();
     const uint2 first = *reinterpret_cast<const uint2*>(tile + (place & kMask)),
                 next = *reinterpret_cast<const uint2*>(tile + (place >> kPlaceWordBits & kMask));
-    planes[u][0] = __funnelshift_r(first.x, next.x, shift) & keep;
-    planes[u][1] = __funnelshift_r(first.y, next.y, shift) & keep;
+    planes[u][0] = __funnelshift_r(first.x, next.x, shift);
+    planes[u][1] = __funnelshift_r(first.y, next.y, shift);
   }
 }
 
-/// Adds a unit of the tokens of a stage. @tparam kWide  its codes have 4 bits, else fewer
-template <typename T, bool kWide>
-__device__ __forceinline__ void add_unit(const unsigned (&planes)[T::kStageTiles][2], const PlaneExchange& exchange,
-                                         const uint4& table, const UnitQueries<T>& queries, UnitSums<T>& sums) {
+/// Levels of the codes in nibbles 0 to 3, then 4 to 7. @tparam kWide  codes of 4 bits, else fewer
+template <bool kWide>
+__device__ __forceinline__ uint2 levels_of_codes(const uint4& table, unsigned codes) {
+  if constexpr (kWide)
+    return eight_levels<4>(table, codes & 0x77777777u, codes >> 1 & 0x44444444u);
+  else
+    return eight_levels<3>(table, codes, 0);
+}
+
+/// Adds a unit of the tokens of a stage. @tparam kHalf  it has 16 channels at most: half a step, in which the planes of
+/// tokens g and g + 8 are one word  @param keep  all bits if the lane has a plane, else none
+template <typename T, bool kWide, bool kHalf>
+__device__ __forceinline__ void add_unit(const unsigned (&planes)[T::kStageTiles][2], unsigned keep,
+                                         const PlaneExchange& exchange, const uint4& table,
+                                         const UnitQueries<T>& queries, UnitSums<T>& sums) {
 #pragma unroll
   for (int u = 0; u < T::kStageTiles; ++u) {
-    uint2 levels[2];  // of tokens g and g + 8
+    if constexpr (kHalf) {
+      const unsigned both = __byte_perm(planes[u][0], planes[u][1], 0x5410) & keep;
+      const uint2 levels = levels_of_codes<kWide>(table, exchange(both));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const unsigned codes = exchange(planes[u][i]);
-      if constexpr (kWide)
-        levels[i] = eight_levels<4>(table, codes & 0x77777777u, codes >> 1 & 0x44444444u);
-      else
-        levels[i] = eight_levels<3>(table, codes, 0);
+      for (int four = 0; four < T::kFours; ++four)
+        ptx::mma_m16n8k16_s8s8(sums[u][four], levels.x, levels.y, queries[four].x);
+    } else {
+      const uint2 first = levels_of_codes<kWide>(table, exchange(planes[u][0] & keep)),
+                  second = levels_of_codes<kWide>(table, exchange(planes[u][1] & keep));
+#pragma unroll
+      for (int four = 0; four < T::kFours; ++four)
+        ptx::mma_m16n8k32_s8s8(sums[u][four], first.x, second.x, first.y, second.y, queries[four].x, queries[four].y);
     }
-#pragma unroll
-    for (int four = 0; four < T::kFours; ++four)
-      ptx::mma_m16n8k32_s8s8(sums[u][four], levels[0].x, levels[1].x, levels[0].y, levels[1].y, queries[four].x,
-                             queries[four].y);
   }
 }
 
@@ -95,18 +107,26 @@ __device__ __forceinline__ void segment_scores(const unsigned char* stage, const
   const int units = program.num_units;
 #pragma unroll 1
   for (int unit = 0; unit < units; ++unit) {
+    const unsigned place = program.places[unit][lane], keep = place & kPlaceIsPlane ? ~0u : 0u;
     unsigned planes[T::kStageTiles][2];
-    cut_planes<T>(stage, program.places[unit][lane], planes);
+    cut_planes<T>(stage, place, planes);
     const SegmentUnit& of = program.units[unit];
     const uint4 table = *reinterpret_cast<const uint4*>(of.levels);
     UnitQueries<T> queries;
 #pragma unroll
     for (int four = 0; four < T::kFours; ++four)
       queries[four] = *reinterpret_cast<const uint2*>(operand.fragments[unit][four][lane]);
-    if (of.bits == kMostLevelBits)
-      add_unit<T, true>(planes, exchange, table, queries, sums);
-    else
-      add_unit<T, false>(planes, exchange, table, queries, sums);
+    const bool is_half = of.channels <= kUnitChannels / 2;
+    if (of.bits == kMostLevelBits) {
+      if (is_half)
+        add_unit<T, true, true>(planes, keep, exchange, table, queries, sums);
+      else
+        add_unit<T, true, false>(planes, keep, exchange, table, queries, sums);
+    } else if (is_half) {
+      add_unit<T, false, true>(planes, keep, exchange, table, queries, sums);
+    } else {
+      add_unit<T, false, false>(planes, keep, exchange, table, queries, sums);
+    }
     if (!of.ends_scale) continue;
     const unsigned char* numbers = stage + Side::side().code_bytes() + 4 * (lane >> 2) * Side::kGroups + 2 * of.scale;
 #pragma unroll

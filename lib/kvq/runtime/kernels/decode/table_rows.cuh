@@ -85,7 +85,7 @@ struct TableCodes<3> {
     const auto word = [&](int byte) {
       return *reinterpret_cast<const unsigned*>(tile + value_byte_offset(kSide, token, 12 * unit + byte));
     };
-    low = word(g), high = word(8 + g / 2) >> g % 2 * 4;
+    low = word(g), high = word(8 + g / 2);
   }
 };
 
@@ -102,11 +102,11 @@ struct TableCodes<4> {
 /// Levels of the lane's channels, of four tokens in two tiles: for channel i of the first two tokens of each, then of
 /// the others.
 __device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableCodes<3>& first,
-                                                const TableCodes<3>& second, uint2 (&levels)[4]) {
+                                                const TableCodes<3>& second, int lane, uint2 (&levels)[4]) {
   constexpr unsigned kLow = 0x0F0F0F0Fu, kTwo = 0x33333333u, kThird = 0x44444444u;
   const unsigned low[2] = {ptx::lop3_select(kLow, first.low, second.low << 4),
                            ptx::lop3_select(kLow, first.low >> 4, second.low)},
-                 high = ptx::lop3_select(kLow, first.high, second.high << 4);
+                 high = ptx::lop3_select(kLow, first.high >> (lane & 4), second.high * (16u >> (lane & 4)));
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned third = i < 2 ? high << (2 - i) : high >> (i - 2);
@@ -114,7 +114,7 @@ __device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableC
   }
 }
 __device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableCodes<4>& first,
-                                                const TableCodes<4>& second, uint2 (&levels)[2]) {
+                                                const TableCodes<4>& second, int, uint2 (&levels)[2]) {
   constexpr unsigned kLow = 0x0F0F0F0Fu;
   const unsigned codes[2] = {ptx::lop3_select(kLow, first.codes, second.codes << 4),
                              ptx::lop3_select(kLow, first.codes >> 4, second.codes)};
@@ -146,7 +146,7 @@ __device__ __forceinline__ void add_table_values(const unsigned char* values,
       uint2 levels[kHalves][kChannels];
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
-        levels_of_tiles(table, codes_of(u, half), codes_of(u + 1, half), levels[half]);
+        levels_of_tiles(table, codes_of(u, half), codes_of(u + 1, half), lane, levels[half]);
 #pragma unroll
       for (int i = 0; i < kChannels; ++i)
 #pragma unroll
