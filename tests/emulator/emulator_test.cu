@@ -85,18 +85,20 @@ __global__ void product_kernel(const unsigned char* a, const signed char* b, int
 }
 
 /// Counts of bits that are set in both, a [16, 256] and b [8, 256], one word for each 32: of all, then of the first
-/// 128; then products of the same words as 32 bytes, a signed and b unsigned, then both signed.
+/// 128; then products of the same words as 32 bytes, a signed and b unsigned, then both signed, then both signed of the
+/// first half.
 __global__ void bits_kernel(const unsigned* a, const unsigned* b, int* c) {
   const int lane = static_cast<int>(threadIdx.x), g = lane / 4, t = lane % 4;
   const auto of = [&](const unsigned* from, int row, int half) { return from[row * 8 + half * 4 + t]; };
-  int all[4] = {1, 2, 3, 4}, half[4] = {}, bytes[4] = {}, both[4] = {};
+  int all[4] = {1, 2, 3, 4}, half[4] = {}, bytes[4] = {}, both[4] = {}, half_bytes[4] = {};
   ptx::mma_m16n8k256_b1(all, of(a, g, 0), of(a, g + 8, 0), of(a, g, 1), of(a, g + 8, 1), of(b, g, 0), of(b, g, 1));
   ptx::mma_m16n8k128_b1(half, of(a, g, 0), of(a, g + 8, 0), of(b, g, 0));
   ptx::mma_m16n8k32_s8u8(bytes, of(a, g, 0), of(a, g + 8, 0), of(a, g, 1), of(a, g + 8, 1), of(b, g, 0), of(b, g, 1));
   ptx::mma_m16n8k32_s8s8(both, of(a, g, 0), of(a, g + 8, 0), of(a, g, 1), of(a, g + 8, 1), of(b, g, 0), of(b, g, 1));
+  ptx::mma_m16n8k16_s8s8(half_bytes, of(a, g, 0), of(a, g + 8, 0), of(b, g, 0));
   for (int i = 0; i < 4; ++i) {
     int* to = c + (g + i / 2 * 8) * 8 + 2 * t + i % 2;
-    to[0] = all[i], to[128] = half[i], to[256] = bytes[i], to[384] = both[i];
+    to[0] = all[i], to[128] = half[i], to[256] = bytes[i], to[384] = both[i], to[512] = half_bytes[i];
   }
 }
 
@@ -208,14 +210,16 @@ TEST_CASE("Products of bits and of signed bytes are those of the manual", "[emul
   run(bits_kernel, 1, 32, a.data(), b.data(), c.data());
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
-      int all = 1 + row / 8 * 2 + column % 2, half = 0, bytes = 0, both = 0;
+      int all = 1 + row / 8 * 2 + column % 2, half = 0, bytes = 0, both = 0, half_bytes = 0;
       for (int w = 0; w < 8; ++w) {
         const unsigned x = a[static_cast<std::size_t>(row * 8 + w)], y = b[static_cast<std::size_t>(column * 8 + w)];
         all += std::popcount(x & y);
         if (w < 4) half += std::popcount(x & y);
         for (int i = 0; i < 32; i += 8) {
           bytes += static_cast<std::int8_t>(x >> i) * static_cast<int>(y >> i & 0xFF);
-          both += static_cast<std::int8_t>(x >> i) * static_cast<std::int8_t>(y >> i);
+          const int product = static_cast<std::int8_t>(x >> i) * static_cast<std::int8_t>(y >> i);
+          both += product;
+          if (w < 4) half_bytes += product;
         }
       }
       const auto at = static_cast<std::size_t>(row * 8 + column);
@@ -223,6 +227,7 @@ TEST_CASE("Products of bits and of signed bytes are those of the manual", "[emul
       CHECK(c[at + 128] == half);
       CHECK(c[at + 256] == bytes);
       CHECK(c[at + 384] == both);
+      CHECK(c[at + 512] == half_bytes);
     }
 }
 
