@@ -206,7 +206,7 @@ TEST_CASE("Products of bits and of signed bytes are those of the manual", "[emul
   unsigned seed = 1;
   for (auto* words : {&a, &b})
     for (unsigned& word : *words) seed = seed * 1664525u + 1013904223u, word = seed ^ seed >> 15;
-  std::vector<int> c(4 * 16 * 8);
+  std::vector<int> c(5 * 16 * 8);
   run(bits_kernel, 1, 32, a.data(), b.data(), c.data());
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
