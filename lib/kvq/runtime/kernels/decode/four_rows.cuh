@@ -7,6 +7,8 @@
 #include <kvq/runtime/kernels/decode/stages.cuh>
 #include <kvq/runtime/kernels/decode/table_rows.cuh>
 
+#include <algorithm>
+
 /// How a consumer warp attends with up to four rows, or with eight rows to bit tiles, by integer tensor cores:
 ///
 /// Each channel of a rotated query becomes a signed 16-bit integer, 256 hi + lo, with one scale for each row; hi and lo
@@ -17,8 +19,8 @@
 ///
 ///   keys: tokens g and g + 8 of a tile      values: channels g and g + 8 of a channel block (16 permuted channels)
 ///
-/// Eight rows are two fours. The first operands of products, which codes are masked or looked up for, serve both fours;
-/// all else is done for one four after the other.
+/// Eight rows are two fours. Codes are masked or looked up once for both; all else is done for one four after the
+/// other.
 namespace kvq::decode {
 
 // ---- 1. One warp's online softmax of four rows: lane 4 g + t holds row t -----------------------------------------
@@ -305,6 +307,56 @@ __device__ __forceinline__ StageWeights<T> weights_of(const unsigned char* value
   return cut;
 }
 
+/// The lane's words of a stage's values in code tiles.
+template <typename T>
+struct StageWords {
+  static constexpr int kWords = [] {
+    if constexpr (T::kBitTiles)
+      return 0;
+    else
+      return 2 * T::VSide::kWords;
+  }();
+  unsigned of_tile[T::kStageTiles][std::max(1, kWords)];
+};
+
+/// Adds the values of a stage's tokens in code tiles, times their weights, to sums for the channels of one group.
+template <typename T>
+__device__ __forceinline__ void add_code_values(const StageWords<T>& words, int group, const StageWeights<T>& weights,
+                                                FourRowsState<T>& state) {
+  using Side = typename T::VSide;
+  const auto& columns = weights.columns;
+  // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If kNested,
+  // the mask keeps the slices above, too, and their integer product is subtracted.
+  constexpr auto masked = [](unsigned word, int slice) {
+    const unsigned below = static_cast<unsigned>(slice * Side::kBits);
+    return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
+  };
+#pragma unroll
+  for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
+    int above[2] = {0, 0};
+#pragma unroll
+    for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
+      const int block = h * Side::kPerByte + slice;
+      if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
+      int sums[4] = {};
+#pragma unroll
+      for (int pair = 0; pair < T::kStageTiles / 2; ++pair) {
+        const auto &first = words.of_tile[2 * pair], &second = words.of_tile[2 * pair + 1];
+        ptx::mma_m16n8k32_u8u8(sums, masked(first[2 * h], slice), masked(first[2 * h + 1], slice),
+                               masked(second[2 * h], slice), masked(second[2 * h + 1], slice), columns[2 * pair],
+                               columns[2 * pair + 1]);
+      }
+      const float factor = weights.scale * (1.0f / (1 << (slice * Side::kBits)));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
+        state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
+        if (T::kNested) above[i] = sum;
+      }
+    }
+  }
+}
+
 /// Attends to one stage of coded tokens.
 template <typename T>
 __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, const unsigned char* stage,
@@ -325,16 +377,10 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
     if constexpr (T::kValueCentroids) masses.add(values, scores[four], reference, states[four].sum, lane);
   }
 
-  constexpr int kLaneWords = [] {
-    if constexpr (T::kBitTiles)
-      return 1;  // bit tiles load words where they use them
-    else
-      return 2 * Side::kWords;
-  }();
-  unsigned words[kTiles][kLaneWords];
+  [[maybe_unused]] StageWords<T> words;  // bit tiles load words where they use them
   if constexpr (!T::kBitTiles) {
 #pragma unroll
-    for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words[u]);
+    for (int u = 0; u < kTiles; ++u) load_words<Side>(values + u * Side::side().bytes(), lane, words.of_tile[u]);
   }
 
 #pragma unroll
@@ -343,44 +389,12 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 #pragma unroll
     for (int four = 0; four < T::kFours; ++four)
       weights[four] = weights_of<T>(values, group, hidden[four], scores[four], states[four], lane);
-    if constexpr (T::kLinear) {
+    if constexpr (T::kLinear)
       add_linear_values<T>(values, weights, lane, states);
-    } else if constexpr (T::kTable) {
+    else if constexpr (T::kTable)
       add_table_values<T>(values, weights, operand.value_levels, lane, states);
-    } else {
-      static_assert(T::kFours == 1);
-      const unsigned(&columns)[kTiles] = weights[0].columns;
-      FourRowsState<T>& state = states[0];
-      // Codes of a slice are only masked, not shifted, so they carry a power of 2, which `factor` takes back. If
-      // kNested, the mask keeps the slices above, too, and their integer product is subtracted.
-      constexpr auto masked = [](unsigned word, int slice) {
-        const unsigned below = static_cast<unsigned>(slice * Side::kBits);
-        return word & (T::kNested ? 0x01010101u * (0xFFu << below & 0xFFu) : Side::kMask << below);
-      };
-#pragma unroll
-      for (int h = 0; h < T::kChannelBlocks / Side::kPerByte; ++h) {
-        int above[2] = {0, 0};
-#pragma unroll
-        for (int slice = Side::kPerByte - 1; slice >= 0; --slice) {
-          const int block = h * Side::kPerByte + slice;
-          if (value_step(Side::side(), block) / Side::kStepsInGroup != group) continue;
-          int sums[4] = {};
-#pragma unroll
-          for (int pair = 0; pair < kTiles / 2; ++pair)
-            ptx::mma_m16n8k32_u8u8(sums, masked(words[2 * pair][2 * h], slice),
-                                   masked(words[2 * pair][2 * h + 1], slice), masked(words[2 * pair + 1][2 * h], slice),
-                                   masked(words[2 * pair + 1][2 * h + 1], slice), columns[2 * pair],
-                                   columns[2 * pair + 1]);
-          const float factor = weights[0].scale * (1.0f / (1 << (slice * Side::kBits)));
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int sum = sums[2 * i] * 256 + sums[2 * i + 1];
-            state.out[block][i] = fmaf(static_cast<float>(sum - above[i]), factor, state.out[block][i]);
-            if (T::kNested) above[i] = sum;
-          }
-        }
-      }
-    }
+    else
+      add_code_values<T>(words, group, weights[0], states[0]);
   }
 }
 
