@@ -447,8 +447,10 @@ TEST_CASE("Bit tiles: windows, matrices, several tokens, replays", "[runtime][gp
       {.num_kv_heads = 1, .lengths = {140, 77}, .recent_tokens = 40, .sharpness = 20.0f, .seed = 63},
       {.lengths = {90, 64}, .sink_tokens = 8, .recent_tokens = 40, .replay = {70, 33}, .seed = 64},
   };
-  // Of eight rows: two new tokens at a time.
-  const DecodeCase drafts = {.heads = 4, .page_size = 16, .lengths = {100, 5}, .new_tokens = {4, 5}, .seed = 65};
+  // Of eight rows: two new tokens at a time, in coded and in exact stages.
+  DecodeCase drafts = capped_scores(true, 5.0f);
+  drafts.heads = 4, drafts.lengths = {100, 5}, drafts.new_tokens = {4, 5};
+  drafts.sink_tokens = 3, drafts.recent_tokens = 20;
   int found = 0;
   for (const DecodeVariant* variant : decode_variants()) {
     if (!variant->k.is_bits()) continue;
