@@ -8,9 +8,9 @@
 
 /// What differs in four_rows.cuh if keys have mixed widths and codebook codes (SegmentSideTraits): a unit of up to 32
 /// channels is a step of an integer product, of the levels of its codes and of the query's integers; a unit of up to 16
-/// channels is half a step. Each lane of four
-/// cuts one plane of the unit out of the row; the four exchange bits, so that each has the codes of eight channels in
-/// nibbles, and looks them up. Units of one scale are summed up as integers.
+/// channels is half a step. Each lane of four cuts one plane of the unit out of the row; the four exchange bits, so
+/// that each has the codes of eight channels in nibbles, and looks them up. Units of one scale are summed up as
+/// integers.
 namespace kvq::decode {
 
 /// Sums of a stage's tiles, for each four rows: high and low parts of tokens g, then of tokens g + 8.

@@ -76,7 +76,7 @@ struct TableCodes;
 template <>
 struct TableCodes<3> {
   static constexpr int kChannels = 4;  ///< neighboring channels of the lane
-  unsigned low, high;                  ///< high: in the low nibbles
+  unsigned low, high;                  ///< high: in nibble g mod 2 of each byte
 
   TableCodes() = default;
   __device__ __forceinline__ TableCodes(const unsigned char* tile, int unit, int lane) {
@@ -104,9 +104,10 @@ struct TableCodes<4> {
 __device__ __forceinline__ void levels_of_tiles(const uint4& table, const TableCodes<3>& first,
                                                 const TableCodes<3>& second, int lane, uint2 (&levels)[4]) {
   constexpr unsigned kLow = 0x0F0F0F0Fu, kTwo = 0x33333333u, kThird = 0x44444444u;
+  const int nibble = lane & 4;  // first bit of nibble g mod 2; the shift to the left is a product, on another pipe
   const unsigned low[2] = {ptx::lop3_select(kLow, first.low, second.low << 4),
                            ptx::lop3_select(kLow, first.low >> 4, second.low)},
-                 high = ptx::lop3_select(kLow, first.high >> (lane & 4), second.high * (16u >> (lane & 4)));
+                 high = ptx::lop3_select(kLow, first.high >> nibble, second.high * (16u >> nibble));
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const unsigned third = i < 2 ? high << (2 - i) : high >> (i - 2);
