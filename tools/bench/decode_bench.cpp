@@ -1,13 +1,16 @@
 #include "bench/cache.h"
+#include "bench/choose.h"
 #include "bench/faults.h"
 #include "bench/kernels.h"
 #include "bench/measure.h"
+#include "bench/reference.h"
 #include "bench/rotations.h"
 #include "common/side_format.h"
 
 #include <kvq/core/error.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/prepare.h>
+#include <kvq/runtime/row_code_data.h>
 
 #include <fmt/format.h>
 
@@ -49,15 +52,12 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
 /// method oscar does.
 class Append {
  public:
-  Append(const Device& device, const DecodeCase& c, const HeadRotations& k, const HeadRotations& v) {
-    for (const WriteVariant* row : write_variants())
-      if (row->bf16 == c.variant->bf16 && std::string(title_of(*row)) == title_of(*c.variant) &&
-          row->k.head_dim == c.variant->k.head_dim)
-        variant_ = row;
-    if (!variant_)
-      throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", c.variant->name)};
+  Append(const Device& device, const DecodeCase& c, const HeadRotations& k, const HeadRotations& v)
+      : variant_(&write_of(*c.variant)) {
     check(variant_->plan(launch_));
     p_.k = side_of(c, c.variant->k, c.variant->k_bfloat, k), p_.v = side_of(c, c.variant->v, c.variant->v_bfloat, v);
+    if (c.variant->k.is_bits()) put_code(c, c.variant->k, c.variant->k_bfloat, p_.k);
+    if (c.variant->v.is_bits()) put_code(c, c.variant->v, c.variant->v_bfloat, p_.v);
     if (c.variant->k.index_bytes > 0) p_.k.code = centroid_code(memory_, k, c.variant->k, Side::k);
     if (c.variant->v.index_bytes > 0) p_.v.code = centroid_code(memory_, v, c.variant->v, Side::v);
     const std::int64_t k_elements = std::int64_t{c.batch} * c.new_tokens * p_.k.token_stride,
@@ -77,6 +77,25 @@ class Append {
   }
 
  private:
+  /// Of the trellises of linear rows: beside keys of mixed widths they are codebook codes, as Block-GTQ has them.
+  static int memory_of(const DecodeVariant& decode) { return decode.k.segments ? 0 : 1; }
+  /// The write of a format: rows of bits by the kernels that artifacts of such rows get.
+  static const WriteVariant& write_of(const DecodeVariant& decode) {
+    if (decode.k.is_bits() && decode.v.is_bits())
+      return choose_write(side_name(decode.k, decode.k_bfloat), side_name(decode.v, decode.v_bfloat), decode.k.head_dim,
+                          decode.bf16, memory_of(decode));
+    for (const WriteVariant* row : write_variants())
+      if (row->bf16 == decode.bf16 && title_of(*row) == title_of(decode) && row->k.head_dim == decode.k.head_dim)
+        return *row;
+    throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", decode.name)};
+  }
+  /// The codes of a side in bit tiles, those of `kvq-bench write`.
+  void put_code(const DecodeCase& c, const TileSide& side, bool bfloat, WriteSide& w) {
+    const TensorPlan plan = for_heads(bit_plan(side, bfloat, memory_of(*c.variant)), c.num_kv_heads);
+    const RowCodeData code = row_code_data(plan, c.num_kv_heads, side.head_dim);
+    w.code = code.values;
+    w.code.heads = memory_.put(code.heads), w.code.tables = memory_.put(code.tables);
+  }
   WriteSide side_of(const DecodeCase& c, const TileSide& side, bool bfloat, const HeadRotations& rotations) {
     constexpr double kClip = 0.96;
     WriteSide w;
@@ -92,6 +111,7 @@ class Append {
     std::vector<std::byte> packed(static_cast<std::size_t>(c.num_kv_heads * w.rotation_stride));
     check(pack_rotations(rotations.matrices, side.head_dim, c.variant->bf16, packed, {}));
     w.rotation = memory_.put(packed);
+    if (side.is_bits()) return w;
     TensorPlan plan;
     plan.coder = coder_of(side, bfloat, ScaleRule::norm);
     if (side.numbers == 2) plan.clip_ratio.assign(static_cast<std::size_t>(c.num_kv_heads), kClip);
@@ -101,7 +121,7 @@ class Append {
   }
 
   Memory memory_;
-  const WriteVariant* variant_ = nullptr;
+  const WriteVariant* variant_;
   WriteLaunch launch_;
   WriteParams p_;
 };
