@@ -11,7 +11,8 @@
 
 #include <algorithm>
 
-/// Generic write: rotates rows, quantizes and stores them in any format. A block takes 16 tokens of one head and side.
+/// Generic write: rotates rows, quantizes and stores them in any format. A block takes up to 16 tokens of one head and
+/// side: fewer if there are blocks to spare, because a warp may quantize its rows one after the other.
 namespace kvq {
 
 namespace generic {
@@ -115,14 +116,20 @@ __device__ __forceinline__ void search_centroids(const WriteParams& p, const Wri
   __syncthreads();
 }
 
-/// Grid [runs of 16 tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of all heads, then
-/// the values, from `first_job` on.
+constexpr int kResidentBlocks = 4;  ///< of a multiprocessor
+/// Blocks of a multiprocessor up to which warps take fewer rows each: so many blocks run nearly as fast as one.
+constexpr int kSpareBlocks = 2;
+
+/// Grid [runs of kWarps * warp_rows tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of
+/// all heads, then the values, from `first_job` on.
 /// @tparam kCoded     a side has bit tiles or centroids (RowCode)
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
+/// @param warp_rows   rows of a warp, at most kMostSearched
 template <typename T, bool kCoded>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
-                         BitRowMemory bit_memory, int bit_warps, int first_job) {
+                         BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job) {
+  static_assert(kWarps * kMostSearched == kTileTokens);
   __shared__ GenericRows rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int job = first_job + static_cast<int>(blockIdx.y);
@@ -130,12 +137,13 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int head = job - (value ? p.num_kv_heads : 0);
   const WriteSide& from = value ? p.v : p.k;
   const TileSide& side = format.side(value);
-  const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * kTileTokens;
+  const int block_tokens = kWarps * warp_rows;
+  const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * block_tokens;
 
   // 1. The tokens' destinations and rows.
   bool goes_somewhere = false;
   if (thread < kTileTokens) {
-    const bool is_there = first + thread < p.num_tokens;
+    const bool is_there = thread < block_tokens && first + thread < p.num_tokens;
     rows.page[thread] = is_there ? write::checked_slot(p, p.slot_mapping[first + thread]) : -1;
     rows.window[thread] =
         is_there && p.window_mapping ? write::checked_window_row(p, p.window_mapping[first + thread]) : -1;
@@ -213,9 +221,9 @@ __global__ void __launch_bounds__(kThreads, 4)
     }
     store_tiles(rows, side, tiles, [&](auto tile_of_row) {
       BitRows own = bit_memory.at(warp * bit_memory.bytes(), rows.x[0], dim);
-      for (int i = warp * kMostSearched; warp < bit_warps && i < kTileTokens; i += bit_warps * kMostSearched) {
+      for (int i = warp * warp_rows; warp < bit_warps && i < block_tokens; i += bit_warps * warp_rows) {
         own.count = 0, own.numbers = 0;
-        for (int r = i; r < i + kMostSearched; ++r)
+        for (int r = i; r < i + warp_rows; ++r)
           if (rows.page[r] >= 0) own.numbers |= static_cast<unsigned>(r) << (4 * own.count++);
         const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
         const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
@@ -243,6 +251,8 @@ Status plan_write(WriteLaunch& launch) {
   cudaError_t error = load_kernel(generic_write_kernel<T, false>);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, coded);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   launch.shared_bytes = most - static_cast<int>(attributes.sharedSizeBytes);
   if (error == cudaSuccess)
@@ -257,8 +267,13 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
   WriteParams params = given;
   const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
   if (!chosen.ok()) return chosen;
-  const dim3 grid(static_cast<unsigned>((params.num_tokens + kTileTokens - 1) / kTileTokens),
-                  static_cast<unsigned>(jobs));
+  const auto runs_of = [&](int warp_rows) {
+    return (params.num_tokens + kWarps * warp_rows - 1) / (kWarps * warp_rows);
+  };
+  int warp_rows = 1;
+  while (warp_rows < kMostSearched && std::int64_t{runs_of(warp_rows)} * jobs > kSpareBlocks * launch.multiprocessors)
+    warp_rows *= 2;
+  const dim3 grid(static_cast<unsigned>(runs_of(warp_rows)), static_cast<unsigned>(jobs));
   const TileSide &k = launch.format.k, &v = launch.format.v;
   const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
   const BitRowMemory memory{std::max(k.head_dim, v.head_dim), std::max(k.row_words, v.row_words),
@@ -270,7 +285,7 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
                         memory.bytes(), launch.shared_bytes);
   return cuda_status(
       launch_kernel(coded ? generic_write_kernel<T, true> : generic_write_kernel<T, false>, grid, kThreads,
-                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps, first_job),
+                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps, warp_rows, first_job),
       "quantize_write: generic: launch");
 }
 
