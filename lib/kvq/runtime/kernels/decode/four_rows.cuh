@@ -213,8 +213,10 @@ __device__ __forceinline__ void stage_scores(const unsigned char* stage, const t
   if constexpr (T::kKeyCentroids) add_centroid_scores<T>(stage, operand, lane, scores[0]);
 }
 
-/// Turns a stage's scores of one four into exponentials, and adds them to the sum.
-/// @return  bit j: token 8 j + g is hidden from the row
+/// Turns a stage's scores of one four into exponentials, and adds them to the state's sum.
+/// @param row        of the lane, in the work tile
+/// @param reference  result: what the exponentials are relative to, in base 2
+/// @return           bit j: token 8 j + g is hidden from the row
 template <typename T>
 __device__ __forceinline__ unsigned exponentials_of(const DecodeKernelParams& p, const typename T::StageInfo& info,
                                                     const typename T::Operand& operand, int row,
@@ -400,7 +402,7 @@ __device__ __forceinline__ void four_rows_coded(const DecodeKernelParams& p, con
 
 // ---- 3. Exact stages: eight tokens in bfloat16 -------------------------------------------------------------------
 
-/// Attends with one four.
+/// Attends with one four to one stage of exact tokens.
 template <typename T>
 __device__ __forceinline__ void four_rows_exact(const DecodeKernelParams& p, const unsigned char* stage,
                                                 const typename T::StageInfo& info, const typename T::Operand& operand,

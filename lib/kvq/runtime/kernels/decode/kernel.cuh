@@ -17,7 +17,7 @@
 /// by half the largest code (Operand::sums, finish()).
 ///
 /// Queries are cut into integers, so products with keys are integer ones. Weights are cut into integers, too, if a work
-/// tile has up to four rows or its rows are bit tiles (four_rows.cuh), and are fp16 numbers else (many_rows.cuh).
+/// tile has up to four rows or the cache has bit tiles (four_rows.cuh); else they are fp16 numbers (many_rows.cuh).
 ///
 /// A call is three kernels, each of which may start before the previous one has ended: queries (queries.cuh), decode,
 /// and combine (combine.cuh). This one is warp-specialized. The producer warp (Producer) walks the block's splits of

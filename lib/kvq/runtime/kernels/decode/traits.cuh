@@ -41,7 +41,7 @@ struct DecodeTraits {
   static constexpr int kRowBlocks = (kHeads + 7) / 8;          ///< of eight rows, the columns of a product
   /// The rows of a work tile in fours: the high and low parts of four rows are the eight columns of an integer product.
   static constexpr int kFours = kHeads / 4;
-  /// Shares of a work tile are merged a part at a time, of so many rows (share.cuh).
+  /// Shares are merged in kShareParts parts, one after the other, of kShareRows rows each (share.cuh).
   static constexpr int kShareParts = kManyRows ? kRowBlocks : kFours, kShareRows = kHeads / kShareParts;
   static constexpr int kChannelBlocks = kHeadDim / 16;  ///< of 16 channels, the rows of a product
   static_assert(!kBitTiles || kHeads <= 8, "bit tiles have no kernel for more rows");
@@ -155,7 +155,7 @@ struct DecodeTraits {
     /// of all rows at a time.
     alignas(16) unsigned fragments[kSteps][kShareParts][32][kManyRows ? 4 : 2];
     /// For exact keys: each channel as two bfloat16 parts, high and low (rotate.cuh). Of four rows both parts are
-    /// columns of one product; others have an array for each part.
+    /// columns of one product; of many rows each part has an array of its own.
     unsigned bf16_parts[kChannelBlocks][kManyRows ? 2 : kFours][32][kManyRows ? 2 * kRowBlocks : 2];
     float score_scale[kHeads];        ///< base-2 score of a product of 1 with coded keys, never 0
     float exact_score_ratio[kHeads];  ///< score of a product of 1 with exact keys, in multiples of `score_scale`
