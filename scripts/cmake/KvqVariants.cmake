@@ -38,6 +38,13 @@ function(kvq_side side head_dim out)
   endif()
 endfunction()
 
+function(kvq_activation_type activation out)
+  set(${out} __nv_bfloat16 PARENT_SCOPE)
+  if(activation STREQUAL "fp16")
+    set(${out} __half PARENT_SCOPE)
+  endif()
+endfunction()
+
 # One kind of kernel. ARGUMENTS are its template arguments, in which @K@, @V@, @HEAD_DIM@, @TYPE@ and @HEADS@
 # stand for those of a kernel. All kernels of a format are one source, because half of the time that nvcc takes for a
 # kernel goes into the headers.
@@ -70,10 +77,7 @@ function(kvq_variant_kind kernels which kind out)
       string(APPEND name _h${heads})
     endif()
     string(APPEND name _${activation})
-    set(type __nv_bfloat16)
-    if(activation STREQUAL "fp16")
-      set(type __half)
-    endif()
+    kvq_activation_type(${activation} type)
     string(REPLACE "@K@" "${k_side}" arguments "${ARG_ARGUMENTS}")
     string(REPLACE "@V@" "${v_side}" arguments "${arguments}")
     string(REPLACE "@HEAD_DIM@" "${head_dim}" arguments "${arguments}")
@@ -120,6 +124,41 @@ ${rows}  };
 "
   )
   set(${out} ${files} ${file} PARENT_SCOPE)
+endfunction()
+
+# The combine kernels that decode kernels of all formats share, one source for each head_dim.
+function(kvq_combine_kernels kernels which out)
+  set(dims "")
+  foreach(kernel ${kernels})
+    kvq_kernel_fields("${kernel}")
+    kvq_kernel_is_in(${which} ${set} is_built)
+    if(NOT verb STREQUAL "decode" OR NOT is_built)
+      continue()
+    endif()
+    list(APPEND dims ${head_dim})
+    kvq_activation_type(${activation} type)
+    list(APPEND kernels_${head_dim} "template struct DecodeCombine<${head_dim}, ${heads}, ${type}>")
+  endforeach()
+  list(REMOVE_DUPLICATES dims)
+  set(files "")
+  foreach(head_dim ${dims})
+    list(REMOVE_DUPLICATES kernels_${head_dim})
+    string(REPLACE ";" ";\n" instances "${kernels_${head_dim}}")
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/variants/combine_d${head_dim}.cu)
+    file(
+      CONFIGURE
+      OUTPUT ${file}
+      CONTENT
+        "#include <kvq/runtime/kernels/decode/combine_launch.cuh>
+
+namespace kvq {
+${instances};
+}
+"
+    )
+    list(APPEND files ${file})
+  endforeach()
+  set(${out} ${files} PARENT_SCOPE)
 endfunction()
 
 # kvq_variants(<variants.json> <KVQ_KERNELS> <out variable> <warpgroup out variable>) writes one .cu for each format of
@@ -172,6 +211,7 @@ function(kvq_variants table which out warpgroup_out)
     ARGUMENTS "@HEAD_DIM@, @TYPE@"
     FUNCTION prefill_variants
   )
-  set(${out} ${decode} ${dequantize} PARENT_SCOPE)
+  kvq_combine_kernels("${kernels}" ${which} combine)
+  set(${out} ${decode} ${combine} ${dequantize} PARENT_SCOPE)
   set(${warpgroup_out} ${write} ${prefill} PARENT_SCOPE)
 endfunction()

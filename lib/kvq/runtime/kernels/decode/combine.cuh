@@ -1,11 +1,11 @@
 #pragma once
 
 #include <kvq/runtime/kernels/common/softmax_state.h>
+#include <kvq/runtime/kernels/decode/combine.h>
+#include <kvq/runtime/kernels/decode/center_score.cuh>
 #include <kvq/runtime/kernels/decode/passes.cuh>
-#include <kvq/runtime/kernels/decode/queries.cuh>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
-#include <kvq/runtime/kernels/decode/traits.cuh>
 
 #include <type_traits>
 
@@ -42,21 +42,15 @@ __device__ __forceinline__ OutputRow output_row(const DecodeKernelParams& p, int
 /// Shared memory of a block that combines.
 template <typename T>
 struct CombineShared {
-  static constexpr int kRows =
-      T::kHeadDim <= 128 ? 16 : T::kHeads;  ///< rows of all work tiles that are rotated at once
   using Rotation = DenseRotation<T::kHeadDim>;
-  static constexpr int kRowTiles = (kRows + 7) / 8;
-  static constexpr int kTailRows = T::kHeads / 4;  ///< rows of a unit of the tail
-  static constexpr int kBatch = T::kPolicy.combine_batch;
-  /// Partial results of a work tile that a block loads at once if it has all heads.
-  static constexpr int kPartialsAtOnce = kBatch * (T::kHeads < kRotateWarps ? kRotateWarps / T::kHeads : 1);
+  static constexpr int kRowTiles = (T::kRows + 7) / 8;
   alignas(16) PaddedRow<T::kHeadDim> rows[8 * kRowTiles];
   alignas(16) float4 partial_values[kRotateWarps][T::kHeadDim / 4];
   float2 partial_states[kRotateWarps];
-  CompletionCounter completions[kRows / T::kHeads];
-  OutputRow outputs[kRows];                      ///< of each row
-  float2 weights[kRows];                         ///< weigh() of each row
-  float shifts[kRows];                           ///< center_score() of each row
+  CompletionCounter completions[T::kRows / T::kHeads];
+  OutputRow outputs[T::kRows];                   ///< of each row
+  float2 weights[T::kRows];                      ///< weigh() of each row
+  float shifts[T::kRows];                        ///< center_score() of each row
   alignas(16) typename Rotation::Held rotation;  ///< allocated for dense rotations only
 };
 
@@ -88,7 +82,7 @@ template <typename T, typename PartialsOf, typename Weigh>
 __device__ __forceinline__ void merge_partials(CombineShared<T>& shared, const CombineUnit& unit,
                                                PartialsOf partials_of, Weigh weigh) {
   constexpr int kQuads = T::kHeadDim / 4, kTurns = (kQuads + 31) / 32;  // four channels each; quads of a lane
-  constexpr int kBatch = CombineShared<T>::kBatch;
+  constexpr int kBatch = T::kBatch;
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   const int n = unit.rows(), at_once = min(n, kRotateWarps), row_warps = kRotateWarps >> log2_of(at_once);
   const int row_warp = warp >> log2_of(at_once);  // all counts are powers of two
@@ -226,8 +220,8 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
       unit.first_row = rest % units.tile_units * units.unit_rows;
     } else {
       unit.first_pass = units.tail_begin + tail_index % units.tail_passes;
-      unit.first_row = tail_index / units.tail_passes * CombineShared<T>::kTailRows;
-      unit.passes = 1, unit.rows_each = unit.first_row == 0 ? T::kHeads : CombineShared<T>::kTailRows;
+      unit.first_row = tail_index / units.tail_passes * T::kTailRows;
+      unit.passes = 1, unit.rows_each = unit.first_row == 0 ? T::kHeads : T::kTailRows;
     }
     // A unit of the tail may turn out to be empty; it loads no rotation until it knows that it is not.
     const bool certain = unit.first_row == 0 || tail_index < 0;
@@ -260,8 +254,8 @@ __global__ void __maxnreg__(kRotateRegisters<T>)
     }
     __syncthreads();
     if (tail_index >= 0) {
-      if (shared.completions[0].partials() > CombineShared<T>::kPartialsAtOnce) {
-        unit.rows_each = CombineShared<T>::kTailRows;
+      if (shared.completions[0].partials() > T::kPartialsAtOnce) {
+        unit.rows_each = T::kTailRows;
         if (p.cache.rotation_v.matrix && !certain) dense.open(p.cache.rotation_v, unit.head);
       } else if (!certain) {
         __syncthreads();

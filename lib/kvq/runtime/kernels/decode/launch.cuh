@@ -1,9 +1,9 @@
 #pragma once
 
+#include <kvq/runtime/kernels/decode/combine.h>
 #include <kvq/runtime/kernels/decode/variant.h>
-#include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/decode/combine.cuh>
 #include <kvq/runtime/kernels/decode/kernel.cuh>
+#include <kvq/runtime/kernels/decode/prepare.cuh>
 #include <kvq/runtime/kernels/decode/queries.cuh>
 
 #include <cuda_runtime.h>
@@ -21,8 +21,11 @@ using DecodeKernelTraits =
     std::conditional_t<T::kManyRows, T, DecodeTraits<typename T::KSide, typename T::VSide, T::kHeads, __nv_bfloat16>>;
 
 template <typename T>
+using DecodeCombineOf = DecodeCombine<T::kHeadDim, T::kHeads, typename T::Activation>;
+
+template <typename T>
 constexpr DecodeKernelShape decode_kernel_shape() {
-  using CombineShared = decode::CombineShared<T>;
+  using Combine = DecodeCombineOf<T>;
   return {
       .policy = T::kPolicy,
       .heads = T::kHeads,
@@ -34,9 +37,9 @@ constexpr DecodeKernelShape decode_kernel_shape() {
       .shared_bytes = static_cast<int>(sizeof(typename T::DecodeShared)),
       .operand_bytes = static_cast<int>(sizeof(typename T::Operand)),
       .partial_bytes = static_cast<int>(sizeof(typename T::Partial)),
-      .combine_rows = CombineShared::kRows,
-      .tail_rows = CombineShared::kTailRows,
-      .partials_at_once = CombineShared::kPartialsAtOnce,
+      .combine_rows = Combine::kRows,
+      .tail_rows = Combine::kTailRows,
+      .partials_at_once = Combine::kPartialsAtOnce,
   };
 }
 
@@ -46,29 +49,19 @@ Status plan_decode(DecodeLaunch& launch) {
   launch.shared_bytes = shape.shared_bytes, launch.operand_bytes = shape.operand_bytes;
   launch.partial_bytes = shape.partial_bytes;
   using QueriesShared = decode::QueriesShared<T>;
-  using CombineShared = decode::CombineShared<T>;
-  static_assert(std::max({sizeof(typename T::DecodeShared), sizeof(QueriesShared), sizeof(CombineShared)}) <= 99 * 1024,
-                "what a block has on every architecture");
+  static_assert(std::max(sizeof(typename T::DecodeShared), sizeof(QueriesShared)) <= kMostDecodeShared);
   static_assert(T::kPolicy.multiprocessor_blocks * (sizeof(typename T::DecodeShared) + 1024) <= 228 * 1024,
                 "shared memory of a Hopper multiprocessor, which takes 1 KB of it for each block");
   int device = 0, each = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  // A multiprocessor changes its split between L1 and shared memory only while it is idle, so all kernels of a call
-  // prefer the same carveout.
-  const auto prepare = [&](auto kernel, std::size_t bytes) {
-    if (error == cudaSuccess) error = load_kernel(kernel, launch.overlapping);
-    if (error == cudaSuccess)
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-    if (error == cudaSuccess)
-      error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-  };
-  prepare(decode::queries_kernel<T>, sizeof(QueriesShared));
   const auto decode_kernel = decode::decode_kernel<DecodeKernelTraits<T>>;
-  prepare(decode_kernel, sizeof(typename T::DecodeShared));
-  prepare(decode::combine_kernel<T>, sizeof(CombineShared));
+  if (error == cudaSuccess)
+    error = prepare_decode_kernel(decode::queries_kernel<T>, sizeof(QueriesShared), launch.overlapping);
+  if (error == cudaSuccess)
+    error = prepare_decode_kernel(decode_kernel, sizeof(typename T::DecodeShared), launch.overlapping);
+  if (error == cudaSuccess) error = DecodeCombineOf<T>::prepare(launch.overlapping);
   if (error == cudaSuccess)
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, decode_kernel, T::kBlockThreads,
                                                           sizeof(typename T::DecodeShared));
@@ -97,20 +90,15 @@ Status run_decode(const DecodeLaunch& launch, const DecodeParams& params, CUstre
   p.partials = at + workspace.partials;
   p.operands = at + workspace.operands;
   p.one_round_splits = grids.one_round_splits;
-  const auto rotate_bytes = [](auto shared, const DeviceRotation& rotation) {
-    using Shared = typename decltype(shared)::type;
-    return static_cast<int>(sizeof(Shared) - (rotation.matrix ? 0 : sizeof(typename Shared::Rotation::Held)));
-  };
-  cudaError_t error = launch_kernel(decode::queries_kernel<T>, grids.query_blocks, decode::kRotateThreads,
-                                    rotate_bytes(std::type_identity<decode::QueriesShared<T>>{}, p.cache.rotation_k),
-                                    launch.overlapping, stream, p);
+  cudaError_t error =
+      launch_kernel(decode::queries_kernel<T>, grids.query_blocks, decode::kRotateThreads,
+                    rotate_shared_bytes<decode::QueriesShared<T>>(p.cache.rotation_k), launch.overlapping, stream, p);
   if (error == cudaSuccess)
     error = launch_kernel(decode::decode_kernel<DecodeKernelTraits<T>>, grids.decode_blocks, T::kBlockThreads,
                           launch.shared_bytes, launch.overlapping, stream, p);
   if (error == cudaSuccess)
-    error = launch_kernel(decode::combine_kernel<T>, grids.combine_blocks, decode::kRotateThreads,
-                          rotate_bytes(std::type_identity<decode::CombineShared<T>>{}, p.cache.rotation_v),
-                          launch.overlapping, stream, p, grids.decode_blocks, grids.combine);
+    error = DecodeCombineOf<T>::launch(p, grids.combine_blocks, grids.decode_blocks, grids.combine, launch.overlapping,
+                                       stream);
   return cuda_status(error, "decode: launch");
 }
 

@@ -2,6 +2,7 @@
 
 #include <kvq/plan/kernel_limits.h>
 #include <kvq/runtime/kernels/common/side_traits.h>
+#include <kvq/runtime/kernels/decode/partial.h>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 
 #include <cuda_fp16.h>
@@ -170,11 +171,7 @@ struct DecodeTraits {
       return {row_begin[row], new_begin, row_mask[row]};
     }
   };
-  /// A partial result: for each head the output, not yet divided by the softmax sum, and the softmax state, in base 2.
-  struct alignas(16) Partial {
-    float value[kHeads][kHeadDim];
-    float2 state[kHeads];  ///< reference that exponentials are relative to, sum of exponentials
-  };
+  using Partial = DecodePartial<kHeads, kHeadDim>;
   /// Description of a stage's KV chunk. An empty stage is neither coded nor exact: it has flags only.
   struct alignas(16) StageInfo {
     int flags;              ///< kStage... and the work tile's query buffer
