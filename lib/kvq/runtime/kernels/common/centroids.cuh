@@ -7,20 +7,25 @@
 namespace kvq::generic {
 
 /// tree() of packing.md. All lanes of a warp call it and get the sum. @param term  i -> float, i < count
-template <typename Term>
+/// @tparam kMostDim  most terms
+template <int kMostDim = kGenericHeadDim, typename Term>
 __device__ __forceinline__ float tree_of(int count, Term term, int lane) {
   int width = 1;
   while (width < count) width *= 2;
   const int each = max(1, width / 32);  // neighbors of a lane
-  float y[kMostEach];
+  float y[kMostDim / 32];
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
+  for (int i = 0; i < kMostDim / 32; ++i) {
     const int at = lane * each + i;
     y[i] = i < each && at < count ? term(at) : 0.0f;
   }
-  const float two = __fadd_rn(y[0], y[1]), four = __fadd_rn(two, __fadd_rn(y[2], y[3])),
-              eight = __fadd_rn(four, __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
-  float sum = each == 1 ? y[0] : each == 2 ? two : each == 4 ? four : eight;
+  float sum = y[0];
+#pragma unroll
+  for (int half = 1; half < kMostDim / 32; half *= 2) {  // sums of 2 * half neighbors
+#pragma unroll
+    for (int i = 0; i < kMostDim / 32; i += 2 * half) y[i] = __fadd_rn(y[i], y[i + half]);
+    if (2 * half <= each) sum = y[0];
+  }
   for (int step = 1; step < min(32, width); step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, step));
   return __shfl_sync(kAll, sum, 0);
 }

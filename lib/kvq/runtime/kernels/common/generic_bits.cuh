@@ -11,13 +11,15 @@
 /// kMostSearched rows at a time.
 namespace kvq::generic {
 
-constexpr int kMostRowWords = kGenericHeadDim * 8 / 32;
+/// Floats from row to row of BitRows::y_of().
+KVQ_HD constexpr int y_stride(int dim) { return dim + kSeamLength; }
 
-/// The rows that a warp quantizes, and its dynamic shared memory.
+/// The rows that a warp quantizes, and its dynamic shared memory. @tparam kMostDim  largest head_dim
+template <int kMostDim>
 struct BitRows {
   int count;         ///< of rows, at most kMostSearched
   unsigned numbers;  ///< the rows' numbers in the block, four bits each
-  float* x;          ///< [16, kRowFloats] the block's rotated rows; a clip changes them
+  float* x;          ///< [16, kMostDim] the block's rotated rows; a clip changes them
   int dim;
   // Offsets in dynamic shared memory.
   int y_at;  ///< [count, y_stride] floats: channels with the scale left out, then unit values; kSeamLength floats lie
@@ -27,8 +29,7 @@ struct BitRows {
   int search_at;  ///< RowCode::search_bytes
 
   __device__ __forceinline__ int number(int row) const { return static_cast<int>(numbers >> (4 * row) & 15u); }
-  __device__ __forceinline__ float* x_of(int row) const { return x + number(row) * kRowFloats; }
-  KVQ_HD static constexpr int y_stride(int dim) { return dim + kSeamLength; }
+  __device__ __forceinline__ float* x_of(int row) const { return x + number(row) * kMostDim; }
   __device__ __forceinline__ float* y_of(int row) const {
     return reinterpret_cast<float*>(dynamic_shared(y_at)) + row * y_stride(dim);
   }
@@ -43,14 +44,15 @@ struct BitRowMemory {
   int dim = 0;           ///< the larger one of both sides
   int row_words = 0;     ///< likewise
   int search_bytes = 0;  ///< likewise, RowCode::search_bytes
-  KVQ_HD constexpr int y() const { return 4 * kMostSearched * BitRows::y_stride(dim); }
+  KVQ_HD constexpr int y() const { return 4 * kMostSearched * y_stride(dim); }
   KVQ_HD constexpr int codes() const { return (kMostSearched * dim + 15) / 16 * 16; }
   KVQ_HD constexpr int words() const { return (4 * row_words + 15) / 16 * 16; }
   KVQ_HD constexpr int bytes() const { return y() + codes() + words() + (search_bytes + 15) / 16 * 16; }
   /// @param first  offset of the warp's bytes()
-  __device__ __forceinline__ BitRows at(int first, float* x, int side_dim) const {
+  template <int kMostDim>
+  __device__ __forceinline__ BitRows<kMostDim> at(int first, float (&x)[kTileTokens][kMostDim], int side_dim) const {
     const int codes_at = first + y(), words_at = codes_at + codes();
-    return {0, 0, x, side_dim, first + 4 * kSeamLength, codes_at, words_at, words_at + words()};
+    return {0, 0, x[0], side_dim, first + 4 * kSeamLength, codes_at, words_at, words_at + words()};
   }
 };
 
@@ -67,8 +69,10 @@ struct PerRow {
 
 /// Codes of the rows' y, with the scale left out. All lanes of a warp call it, behind a barrier.
 /// @param first  of `count` channels: where their codes go
-__device__ __forceinline__ void search_codes(const RowSegment& segment, const float* tables, const BitRows& rows,
-                                             int count, int first, int lane) {
+/// @return       y has the codes' unit values now
+template <int kMostDim>
+__device__ __forceinline__ bool search_codes(const RowSegment& segment, const float* tables,
+                                             const BitRows<kMostDim>& rows, int count, int first, int lane) {
   const int bits = segment.place.bits;
   const float* table = tables + segment.table;
   if (segment.kind == CodeKind::trellis) {
@@ -76,16 +80,16 @@ __device__ __forceinline__ void search_codes(const RowSegment& segment, const fl
         .count = rows.count,
         .y = rows.y_at,
         .codes = rows.codes_at + first,
-        .stride = BitRows::y_stride(rows.dim),
+        .stride = y_stride(rows.dim),
         .code_stride = rows.dim,
         .channels = count,
         .memory = rows.search_at,
     };
-    if (search_if_known(bits, segment.memory, table, searched, lane)) return;
+    if (search_if_known(bits, segment.memory, table, searched, lane)) return true;
     for (int r = 0; r < rows.count; ++r)
       search_trellis({table, bits, segment.memory, dynamic_shared(rows.search_at)}, rows.y_of(r), count,
                      rows.codes_of(r) + first, lane);
-    return;
+    return false;
   }
   for (int r = 0; r < rows.count; ++r) {
     const float* y = rows.y_of(r);
@@ -102,6 +106,7 @@ __device__ __forceinline__ void search_codes(const RowSegment& segment, const fl
     }
   }
   __syncwarp();
+  return false;
 }
 
 /// y = x / scale, or 0 if the scale is 0: then the codes are 2^(b-1), whatever y is. All lanes of a warp call it.
@@ -109,13 +114,15 @@ __device__ __forceinline__ void leave_scale_out(float* y, const float* x, int co
   for (int c = lane; c < count; c += 32) y[c] = scale == 0.0f ? 0.0f : __fdiv_rn(x[c], scale);
 }
 
-/// y = the unit values of a row's codes. All lanes of a warp call it.
+/// y = the unit values of a row's codes, unless y has them: search_codes(). A row without scale gets its codes, and any
+/// values. All lanes of a warp call it.
 __device__ __forceinline__ void take_unit_values(const RowSegment& segment, const float* tables, float* y, int count,
-                                                 std::uint8_t* codes, bool no_scale, int lane) {
+                                                 std::uint8_t* codes, bool no_scale, bool has_values, int lane) {
   if (no_scale) {
     for (int c = lane; c < count; c += 32) codes[c] = static_cast<std::uint8_t>(1 << (segment.place.bits - 1));
     __syncwarp();
   }
+  if (has_values) return;
   for (int c = lane; c < count; c += 32) y[c] = unit_value(segment, tables, codes, count, c);
   __syncwarp();
 }
@@ -130,8 +137,9 @@ struct NumberRule {
 /// Quantizes one group of each row with a codebook or trellis that has a scale of its own.
 /// @param first  channel of the group
 /// @return       the scales' bits; lane r has those of row r
-__device__ __forceinline__ unsigned encode_searched(const BitRows& rows, const RowSegment& segment, const float* tables,
-                                                    const NumberRule& numbers, int first, int lane) {
+template <int kMostDim>
+__device__ __noinline__ unsigned encode_searched(const BitRows<kMostDim> rows, const RowSegment& segment,
+                                                 const float* tables, const NumberRule& numbers, int first, int lane) {
   const int count = segment.group_size;
   const auto& [rule, side, bfloat] = numbers;
   PerRow energies(lane), scales(lane);
@@ -144,29 +152,29 @@ __device__ __forceinline__ unsigned encode_searched(const BitRows& rows, const R
   };
   for (int r = 0; r < rows.count; ++r) {
     const float* x = rows.x_of(r) + first;
-    const float energy = tree_of(
+    const float energy = tree_of<kMostDim>(
                     count, [&](int i) { return __fmul_rn(x[i], x[i]); }, lane),
                 d = store(r, __fsqrt_rn(__fdiv_rn(energy, static_cast<float>(count))));
     energies.set(r, energy), scales.set(r, d);
     leave_scale_out(rows.y_of(r), x, count, d, lane);
   }
   __syncwarp();
-  search_codes(segment, tables, rows, count, first, lane);
+  const bool has_values = search_codes(segment, tables, rows, count, first, lane);
   for (int r = 0; r < rows.count; ++r) {
     const float *x = rows.x_of(r) + first, d = scales[r], energy = energies[r];
     float* y = rows.y_of(r);
-    take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, d == 0.0f, lane);
+    take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, d == 0.0f, has_values, lane);
     if (d == 0.0f) {
       if (lane == r) result = 0;
       continue;
     }
-    const float n = tree_of(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane);
+    const float n = tree_of<kMostDim>(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane);
     if (rule == ScaleRule::rms || n == 0.0f) continue;
     if (rule == ScaleRule::norm) {
       store(r, __fsqrt_rn(__fdiv_rn(energy, n)));
       continue;
     }
-    const float refit = __fdiv_rn(tree_of(count, [&](int i) { return __fmul_rn(x[i], y[i]); }, lane), n);
+    const float refit = __fdiv_rn(tree_of<kMostDim>(count, [&](int i) { return __fmul_rn(x[i], y[i]); }, lane), n);
     if (refit == refit) store(r, refit);  // else sums that overflow both ways
   }
   __syncwarp();  // before y is overwritten
@@ -174,8 +182,9 @@ __device__ __forceinline__ unsigned encode_searched(const BitRows& rows, const R
 }
 
 /// Quantizes rows with one scale (packing.md, "One scale a row"). @return  as encode_searched()
-__device__ __forceinline__ unsigned encode_with_row_scale(const BitRows& rows, const HeadRows& head,
-                                                          const float* tables, const NumberRule& numbers, int lane) {
+template <int kMostDim>
+__device__ __noinline__ unsigned encode_with_row_scale(const BitRows<kMostDim> rows, const HeadRows& head,
+                                                       const float* tables, const NumberRule& numbers, int lane) {
   const auto& [rule, side, bfloat] = numbers;
   PerRow lengths(lane), scales(lane), values(lane), products(lane);
   unsigned result = 0;
@@ -186,7 +195,8 @@ __device__ __forceinline__ unsigned encode_with_row_scale(const BitRows& rows, c
     for (int s = 0; s < head.num_segments; ++s) {
       const RowSegment& segment = head.segments[s];
       const float* of = x + segment.place.first_channel;
-      const float energy = tree_of(segment.place.channels, [&](int i) { return __fmul_rn(of[i], of[i]); }, lane);
+      const float energy =
+          tree_of<kMostDim>(segment.place.channels, [&](int i) { return __fmul_rn(of[i], of[i]); }, lane);
       length.add(energy), normalized.add(__fdiv_rn(energy, __fmul_rn(segment.gain, segment.gain)));
       channels += segment.place.channels;
     }
@@ -202,16 +212,18 @@ __device__ __forceinline__ unsigned encode_with_row_scale(const BitRows& rows, c
     for (int r = 0; r < rows.count; ++r)
       leave_scale_out(rows.y_of(r), rows.x_of(r) + first, count, __fmul_rn(gain, scales[r]), lane);
     __syncwarp();
-    search_codes(segment, tables, rows, count, first, lane);
+    const bool has_values = search_codes(segment, tables, rows, count, first, lane);
     for (int r = 0; r < rows.count; ++r) {
       const float* x = rows.x_of(r) + first;
       float* y = rows.y_of(r);
-      take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, __fmul_rn(gain, scales[r]) == 0.0f, lane);
+      take_unit_values(segment, tables, y, count, rows.codes_of(r) + first, __fmul_rn(gain, scales[r]) == 0.0f,
+                       has_values, lane);
       const auto add = [&](PerRow& sums, float x) { sums.set(r, s == 0 ? x : __fadd_rn(sums[r], x)); };
       if (rule == ScaleRule::rms) continue;
-      add(values, __fmul_rn(__fmul_rn(gain, gain), tree_of(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane)));
+      add(values, __fmul_rn(__fmul_rn(gain, gain),
+                            tree_of<kMostDim>(count, [&](int i) { return __fmul_rn(y[i], y[i]); }, lane)));
       if (rule != ScaleRule::norm)
-        add(products, tree_of(count, [&](int i) { return __fmul_rn(x[i], __fmul_rn(gain, y[i])); }, lane));
+        add(products, tree_of<kMostDim>(count, [&](int i) { return __fmul_rn(x[i], __fmul_rn(gain, y[i])); }, lane));
     }
     __syncwarp();  // before y is overwritten
   }
@@ -224,21 +236,62 @@ __device__ __forceinline__ unsigned encode_with_row_scale(const BitRows& rows, c
   return result;
 }
 
+/// A row of bits while it is packed: lane l has the words l + 32 i.
+template <int kMostDim>
+struct PackedRow {
+  static constexpr int kEach = kMostDim * 8 / 32 / 32;
+  unsigned own[kEach] = {};
+
+  /// Puts a word at bit `at` of the row. All lanes of a warp call it with the same word.
+  __device__ __forceinline__ void put(unsigned word, int at, int lane) {
+    const int distance = lane - at / 32, shift = at % 32;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (distance + 32 * i == 0) own[i] |= word << shift;
+      if (distance + 32 * i == 1) own[i] |= __funnelshift_l(word, 0, shift);  // the word's bits beyond bit 31
+    }
+  }
+  /// Packs a segment. @param codes  [channels of the segment]
+  __device__ __forceinline__ void put_segment(const BitSegment& place, bool value, const std::uint8_t* codes,
+                                              int lane) {
+    int at = place.first_bit;
+#pragma unroll 1
+    for (int unit = 0; unit < place.channels; unit += kUnitChannels) {
+      const int count = min(kUnitChannels, place.channels - unit);
+      const unsigned code = lane < count ? codes[unit + lane] : 0;
+#pragma unroll 1
+      for (int bit = 0, width = 1; bit < place.bits; bit += width) {
+        if (value) width = code_field(place.bits, bit).width;
+        const unsigned field = code >> bit & ((1u << width) - 1);
+        if (width == 1) {
+          put(__ballot_sync(kAll, static_cast<int>(field)), at, lane);
+        } else {  // the fields of 32 / width lanes are a word
+#pragma unroll 1
+          for (int word = 0; 32 * word < width * count; ++word) {
+            const int first = lane * width - 32 * word;
+            put(__reduce_or_sync(kAll, first >= 0 && first < 32 ? field << first : 0), at + 32 * word, lane);
+          }
+        }
+        at += width * count;
+      }
+    }
+  }
+};
+
 /// Stores codes as a token's row of bits. All lanes of a warp call it. @param words  [side.row_words] scratch
+template <int kMostDim>
 __device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide& side, bool value,
                                            const std::uint8_t* codes, unsigned* words, std::byte* tile, int token,
                                            int lane) {
-  for (int w = lane; w < side.row_words; w += 32) words[w] = 0;
-  __syncwarp();
+  PackedRow<kMostDim> row;
+#pragma unroll 1
   for (int s = 0; s < head.num_segments; ++s) {
     const BitSegment& place = head.segments[s].place;
-    for (int c = lane; c < place.channels; c += 32)
-      for (int i = 0; i < place.bits; ++i) {
-        const int at = value ? value_bit(place, c, i) : key_bit(place, c, i);
-        const unsigned bit = codes[place.first_channel + c] >> i & 1u;
-        if (bit) atomicAdd(words + at / 32, 1u << at % 32);  // each bit is set once
-      }
+    row.put_segment(place, value, codes + place.first_channel, lane);
   }
+#pragma unroll
+  for (int i = 0; i < row.kEach; ++i)
+    if (lane + 32 * i < side.row_words) words[lane + 32 * i] = row.own[i];
   __syncwarp();
   if (value) {
     for (int y = lane; y < 4 * side.row_words; y += 32)
@@ -254,10 +307,10 @@ __device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide&
 /// @param tile_of   row -> its tile
 /// @param token_of  row -> its token in the tile
 /// @return          bit r: row r is finite
-template <typename TileOf, typename TokenOf>
-__device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const HeadRows& head, const RowCode& code,
-                                                  const NumberRule& numbers, bool value, int clip_rank, TileOf tile_of,
-                                                  TokenOf token_of, int lane) {
+template <int kMostDim, typename TileOf, typename TokenOf>
+__device__ __forceinline__ unsigned code_bit_rows(const BitRows<kMostDim>& rows, const HeadRows& head,
+                                                  const RowCode& code, const NumberRule& numbers, bool value,
+                                                  int clip_rank, TileOf tile_of, TokenOf token_of, int lane) {
   const TileSide& side = numbers.side;
   const auto put = [&](int row, int number, unsigned bits) {
     store_number(tile_of(row) + number_offset(side, token_of(row), 0, number), side, bits);
@@ -274,7 +327,7 @@ __device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const Hea
     if (head.num_segments > 0) put_of_lane(0, encode_with_row_scale(rows, head, code.tables, numbers, lane));
   } else {
     for (int r = 0; clip_rank > 0 && r < rows.count; ++r)
-      if (finite >> r & 1u) clip_row(rows.x_of(r), side.head_dim, clip_rank, lane);
+      if (finite >> r & 1u) clip_row<kMostDim>(rows.x_of(r), side.head_dim, clip_rank, lane);
     // Symmetric codes of a trellis coder take its rule if they have it.
     const ScaleRule uniform_rule = numbers.rule == ScaleRule::rms ? ScaleRule::norm : numbers.rule;
     for (int s = 0; s < head.num_segments; ++s) {
@@ -288,9 +341,9 @@ __device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const Hea
         }
         for (int r = 0; r < rows.count; ++r) {
           if (!(finite >> r & 1u)) continue;
-          const GroupNumbers found =
-              encode_uniform(rows.x_of(r) + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule},
-                             side, numbers.bfloat, rows.codes_of(r) + first, lane);
+          const GroupNumbers found = encode_uniform<kMostDim>(
+              rows.x_of(r) + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule}, side,
+              numbers.bfloat, rows.codes_of(r) + first, lane);
           if (lane != 0) continue;
           put(r, number, found.scale);
           if (affine) put(r, head.groups + number, found.second);
@@ -305,7 +358,7 @@ __device__ __forceinline__ unsigned code_bit_rows(const BitRows& rows, const Hea
     for (int i = is_finite ? used + lane : lane; i < side.numbers; i += 32)
       put(r, i, i < used ? quiet_nan(side, numbers.bfloat) : 0);
     __syncwarp();
-    store_bits(head, side, value, rows.codes_of(r), rows.words(), tile_of(r), token_of(r), lane);
+    store_bits<kMostDim>(head, side, value, rows.codes_of(r), rows.words(), tile_of(r), token_of(r), lane);
   }
   return finite;
 }

@@ -8,14 +8,13 @@
 /// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
 namespace kvq::generic {
 
-constexpr int kRowFloats = kGenericHeadDim;  ///< from row to row in shared memory
-
-/// A block's 16 rows, one side of one head.
+/// A block's 16 rows, one side of one head. @tparam kMostDim  largest head_dim
+template <int kMostDim>
 struct GenericRows {
-  alignas(16) float x[kTileTokens][kRowFloats];
-  alignas(16) std::byte tile[kTileTokens * kGenericHeadDim * 2];  ///< staging buffer for a whole tile of a page
-  std::uint8_t codes[kWarps][kGenericHeadDim];
-  unsigned params[kWarps][2 * kGenericHeadDim / 32];
+  alignas(16) float x[kTileTokens][kMostDim];
+  alignas(16) std::byte tile[kTileTokens * kMostDim * 2];  ///< staging buffer for a whole tile of a page
+  std::uint8_t codes[kWarps][kMostDim];
+  unsigned params[kWarps][2 * kMostDim / 32];
   std::int64_t page[kTileTokens], window[kTileTokens];  ///< destinations of each row; negative: not stored
 };
 
@@ -67,25 +66,27 @@ struct LaneChannels {
     count = min(each, max(0, group_size - first));
   }
 };
-constexpr int kMostEach = kGenericHeadDim / 32;
 
 /// tree() of packing.md. @param y  the lane's terms, zeros behind the last one
-__device__ __forceinline__ float tree_sum(const float (&y)[kMostEach]) {
+template <int kEach>
+__device__ __forceinline__ float tree_sum(const float (&y)[kEach]) {
   return across_warp(kvq::tree_sum(y), [](float a, float b) { return __fadd_rn(a, b); });
 }
 
 /// Clips a row to its largest magnitude of a rank, 1 being the largest (packing.md, "Clip"). That magnitude is the
 /// largest number that `rank` channels reach or exceed; its bits are found one after the other.
+template <int kMostDim>
 __device__ __forceinline__ void clip_row(float* row, int dim, int rank, int lane) {
-  unsigned size[kMostEach];
+  constexpr int kEach = kMostDim / 32;
+  unsigned size[kEach];
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i)
+  for (int i = 0; i < kEach; ++i)
     size[i] = lane + 32 * i < dim ? __float_as_uint(row[lane + 32 * i]) & 0x7FFFFFFFu : 0u;
   unsigned found = 0;
   for (unsigned bit = 1u << 30; bit; bit >>= 1) {
     unsigned count = 0;
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i) count += size[i] >= (found | bit);
+    for (int i = 0; i < kEach; ++i) count += size[i] >= (found | bit);
     if (__reduce_add_sync(kAll, count) >= static_cast<unsigned>(rank)) found |= bit;
   }
   const float threshold = __uint_as_float(found);
@@ -107,21 +108,22 @@ struct GroupNumbers {
 /// Quantizes a group, packing.md (a) and (b). All lanes of a warp call it and get the numbers.
 /// @param row    [channels]  @param codes [channels]
 /// @param side   has the type of the numbers
-__device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const UniformGroup& group,
-                                                       const TileSide& side, bool bfloat, std::uint8_t* codes,
-                                                       int lane) {
+template <int kMostDim>
+__device__ __noinline__ GroupNumbers encode_uniform(const float* row, const UniformGroup& group, const TileSide& side,
+                                                    bool bfloat, std::uint8_t* codes, int lane) {
   const LaneChannels own(group.channels, lane);
   const int levels = (1 << group.bits) - 1, half = 1 << (group.bits - 1);
   const float size = static_cast<float>(group.channels);
-  float x[kMostEach], y[kMostEach];
+  constexpr int kEach = kMostDim / 32;
+  float x[kEach], y[kEach];
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) x[i] = i < own.count ? row[own.first + i] : 0.0f;
+  for (int i = 0; i < kEach; ++i) x[i] = i < own.count ? row[own.first + i] : 0.0f;
   GroupNumbers numbers;
   float step;
   if (group.affine) {
     float low = row[0], high = low;
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i)
+    for (int i = 0; i < kEach; ++i)
       if (i < own.count) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
     low = across_warp(low, [](float a, float b) { return fminf(a, b); });
     high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
@@ -133,7 +135,7 @@ __device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const U
     if (step == 0.0f) numbers.scale = 0;
     if (second == 0.0f) numbers.second = 0;
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i) {
+    for (int i = 0; i < kEach; ++i) {
       const float quotient = group.integer_zero ? __fadd_rn(floorf(__fadd_rn(__fdiv_rn(x[i], step), 0.5f)), second)
                                                 : floorf(__fadd_rn(__fdiv_rn(__fsub_rn(x[i], second), step), 0.5f));
       const int code = static_cast<int>(fminf(fmaxf(quotient, 0.0f), static_cast<float>(levels)));
@@ -145,19 +147,19 @@ __device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const U
   if (group.rule == ScaleRule::absmax) {
     float most = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i) most = fmaxf(most, fabsf(x[i]));
+    for (int i = 0; i < kEach; ++i) most = fmaxf(most, fabsf(x[i]));
     most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
     step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), side, bfloat, numbers.scale);
   } else {
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
+    for (int i = 0; i < kEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
     energy = tree_sum(y);
     step =
         stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat, numbers.scale);
   }
   int squares = 0;  // sum of squared levels
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
+  for (int i = 0; i < kEach; ++i) {
     const float quotient = floorf(__fdiv_rn(x[i], step)), edge = static_cast<float>(half);
     const int code = step == 0.0f ? half : static_cast<int>(fminf(fmaxf(quotient, -edge), edge - 1.0f)) + half;
     const int level = 2 * code - levels;
@@ -178,12 +180,13 @@ __device__ __forceinline__ GroupNumbers encode_uniform(const float* row, const U
 }
 
 /// Quantizes a row of code tiles to codes [D] and group parameters (`params`) [G, N]. All lanes of a warp call it.
+template <int kMostDim>
 __device__ __forceinline__ void encode_row(const float* row, const TileSide& side, bool bfloat, ScaleRule rule,
                                            std::uint8_t* codes, unsigned* params, int lane) {
   const UniformGroup format{side.bits, side.group_size, side.numbers == 2, side.integer_zero, rule};
   for (int group = 0; group < side.groups(); ++group) {
     const int first = group * side.group_size;
-    const GroupNumbers numbers = encode_uniform(row + first, format, side, bfloat, codes + first, lane);
+    const GroupNumbers numbers = encode_uniform<kMostDim>(row + first, format, side, bfloat, codes + first, lane);
     if (lane == 0) {
       params[group * side.numbers] = numbers.scale;
       if (side.numbers == 2) params[group * side.numbers + 1] = numbers.second;
@@ -254,8 +257,8 @@ __device__ __forceinline__ PageTiles page_tiles(std::byte* pages, std::int64_t p
 /// Stores the block's rows that have a destination in pages. All threads of the block call it, behind a barrier after
 /// `x` and `page` are written.
 /// @param store  (tile_of_row: row of the block -> its tile): quantizes and stores the rows that have a page
-template <typename Store>
-__device__ __forceinline__ void store_tiles(GenericRows& rows, const TileSide& side, const PageTiles& tile_of,
+template <int kMostDim, typename Store>
+__device__ __forceinline__ void store_tiles(GenericRows<kMostDim>& rows, const TileSide& side, const PageTiles& tile_of,
                                             Store store) {
   const int thread = static_cast<int>(threadIdx.x);
   // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once, unless it is too
@@ -274,9 +277,9 @@ __device__ __forceinline__ void store_tiles(GenericRows& rows, const TileSide& s
 
 /// Calls store(row of the block, tile, token) for the rows that have a page; a warp takes a row at a time. All threads
 /// of the block call it, as store_tiles().
-template <typename Store>
-__device__ __forceinline__ void store_each_row(GenericRows& rows, const TileSide& side, const PageTiles& tile_of,
-                                               Store store) {
+template <int kMostDim, typename Store>
+__device__ __forceinline__ void store_each_row(GenericRows<kMostDim>& rows, const TileSide& side,
+                                               const PageTiles& tile_of, Store store) {
   store_tiles(rows, side, tile_of, [&](auto tile_of_row) {
     for (int i = static_cast<int>(threadIdx.x) / 32; i < kTileTokens; i += kWarps) {
       if (rows.page[i] < 0) continue;
@@ -288,8 +291,9 @@ __device__ __forceinline__ void store_each_row(GenericRows& rows, const TileSide
 
 /// Quantizes a row of code tiles or of an exact side, and stores it. All lanes of a warp call it.
 /// @return  the row is finite
-__device__ __forceinline__ bool code_row(GenericRows& rows, int i, const TileSide& side, bool bfloat, bool value,
-                                         ScaleRule rule, int clip_rank, std::byte* tile, int token) {
+template <int kMostDim>
+__device__ __forceinline__ bool code_row(GenericRows<kMostDim>& rows, int i, const TileSide& side, bool bfloat,
+                                         bool value, ScaleRule rule, int clip_rank, std::byte* tile, int token) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   if (side.exact()) {
     store_exact(rows.x[i], side.head_dim, side, tile, token, lane);
@@ -297,8 +301,8 @@ __device__ __forceinline__ bool code_row(GenericRows& rows, int i, const TileSid
   }
   const bool finite = is_finite_row(rows.x[i], side.head_dim, lane);
   if (finite) {
-    if (clip_rank > 0) clip_row(rows.x[i], side.head_dim, clip_rank, lane);
-    encode_row(rows.x[i], side, bfloat, rule, rows.codes[warp], rows.params[warp], lane);
+    if (clip_rank > 0) clip_row<kMostDim>(rows.x[i], side.head_dim, clip_rank, lane);
+    encode_row<kMostDim>(rows.x[i], side, bfloat, rule, rows.codes[warp], rows.params[warp], lane);
   } else {
     poison_row(side, bfloat, rows.codes[warp], rows.params[warp], lane);
   }

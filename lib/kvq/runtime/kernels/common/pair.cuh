@@ -92,10 +92,17 @@ __device__ __forceinline__ float stored(float x, unsigned short& bits) {
   }
 }
 
-/// tree() of packing.md of a lane's eight terms: neighbors first.
-__device__ __forceinline__ float tree_sum(const float (&y)[8]) {
-  return __fadd_rn(__fadd_rn(__fadd_rn(y[0], y[1]), __fadd_rn(y[2], y[3])),
-                   __fadd_rn(__fadd_rn(y[4], y[5]), __fadd_rn(y[6], y[7])));
+/// tree() of packing.md of a lane's terms, a power of two: neighbors first.
+template <int kTerms>
+__device__ __forceinline__ float tree_sum(const float (&y)[kTerms]) {
+  float sums[kTerms];
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i) sums[i] = y[i];
+#pragma unroll
+  for (int half = 1; half < kTerms; half *= 2)
+#pragma unroll
+    for (int i = 0; i < kTerms; i += 2 * half) sums[i] = __fadd_rn(sums[i], sums[i + half]);
+  return sums[0];
 }
 
 }  // namespace kvq

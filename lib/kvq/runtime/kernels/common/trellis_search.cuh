@@ -14,8 +14,9 @@ namespace kvq::generic {
 /// from its beginning: offsets tell the compiler more than pointers.
 struct SearchedRows {
   int count;   ///< rows
-  int y;       ///< [count, stride] floats: channels with the scale left out; kSeamLength floats before each row are
-               ///< free: the search copies the row's end there
+  int y;       ///< [count, stride] floats: channels with the scale left out, which the search overwrites with the
+               ///< values of the codes; kSeamLength floats before each row are free: the search copies the row's end
+               ///< there
   int codes;   ///< [count, code_stride]
   int stride;  ///< floats from row to row of y
   int code_stride;  ///< bytes from row to row of codes
@@ -62,7 +63,7 @@ struct KnownTrellis {
   int turn;                    ///< 1: places[0] is of the second state
   float values[2][kBranches];  ///< of the windows that end in the state of places[0], in the other one
   float* costs;                ///< [2, kStates] of the row
-  Survivors* survivors;        ///< [survivor_units(), kStates] of the row
+  int survivors;               ///< offset of [survivor_units(), kStates] Survivors of the row
 
   __device__ __forceinline__ KnownTrellis(const float* table, const SearchedRows& rows, int lane)
       : row(lane / kLanes), own(lane % kLanes), has_row(row < min(kRows, rows.count)), state(2 * own) {
@@ -76,78 +77,121 @@ struct KnownTrellis {
       for (int p = 0; p < kBranches; ++p) values[i][p] = __ldg(table + state + (i ^ turn) + p * kStates);
     }
     costs = reinterpret_cast<float*>(dynamic_shared(rows.memory)) + row * 2 * kStates;
-    survivors = reinterpret_cast<Survivors*>(dynamic_shared(rows.memory) + kRows * 2 * kStates * sizeof(float)) +
-                row * survivor_units(rows.channels) * kStates;
+    survivors = rows.memory + kRows * 2 * kStates * static_cast<int>(sizeof(float)) +
+                row * survivor_units(rows.channels) * kUnitBytes;
+  }
+
+  static constexpr int kUnitBytes = kStates * static_cast<int>(sizeof(Survivors));
+  /// Of a state in a unit of kSurvivorSteps steps. @param unit  its offset
+  static __device__ __forceinline__ Survivors& survivor(int unit, int state) {
+    return *reinterpret_cast<Survivors*>(dynamic_shared(unit + state * static_cast<int>(sizeof(Survivors))));
+  }
+  __device__ __forceinline__ int unit_of(int step) const { return survivors + step / kSurvivorSteps * kUnitBytes; }
+
+  /// The squared errors of a channel, of the windows that `values` has.
+  using Squares = float[2][kBranches];
+  __device__ __forceinline__ void square_errors(float channel, Squares& squares) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int p = 0; p < kBranches; ++p) {
+        const float e = __fsub_rn(channel, values[i][p]);
+        squares[i][p] = __fmul_rn(e, e);
+      }
   }
 
   /// One step; adds the codes that the lane's states drop to `dropped`, `shift` bits up.
-  __device__ __forceinline__ void step(float channel, const float* from, float* to, int shift,
+  /// @param squares  of the step's channel; becomes those of channel `next`, which do not depend on costs
+  __device__ __forceinline__ void step(Squares& squares, float next, const float* from, float* to, int shift,
                                        unsigned (&dropped)[2]) const {
     float before[kBranches];
 #pragma unroll
     for (int p = 0; p < kBranches; p += 4)
       *reinterpret_cast<float4*>(before + p) = *reinterpret_cast<const float4*>(from + p);
+    Best best[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float reached[kBranches];
 #pragma unroll
-      for (int p = 0; p < kBranches; ++p) {
-        const float e = __fsub_rn(channel, values[i][p]);
-        reached[p] = __fadd_rn(before[p], __fmul_rn(e, e));
-      }
-      const Best best = best_of<kBranches>(reached);
-      dropped[i] |= best.code << shift;
-      if (has_row) to[places[i]] = best.cost;
+      for (int p = 0; p < kBranches; ++p) reached[p] = __fadd_rn(before[p], squares[i][p]);
+      best[i] = best_of<kBranches>(reached);
+      if (has_row) to[places[i]] = best[i].cost;
     }
+    square_errors(next, squares);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) dropped[i] |= best[i].code << shift;
     __syncwarp();
   }
 
-  /// Steps from the costs at costs[0] on. @param y  [steps]
+  /// Steps from the costs at costs[0] on.
+  /// @param y  [steps]; a unit of floats behind them is read, of which nothing is used
   __device__ __forceinline__ void run(const float* y, int steps) const {
     const float* from = costs + 2 * own / kBranches * kBranches;
+    Squares squares;
+    square_errors(y[0], squares);
+    int unit = survivors;
 #pragma unroll 1
-    for (int first = 0; first < steps; first += kSurvivorSteps) {
+    for (int first = 0; first < steps; first += kSurvivorSteps, unit += kUnitBytes) {
       unsigned dropped[2] = {};
+      float next[kSurvivorSteps];
+#pragma unroll
+      for (int i = 0; i < kSurvivorSteps; ++i) next[i] = y[first + i + 1];
       if (first + kSurvivorSteps <= steps) {
 #pragma unroll
         for (int i = 0; i < kSurvivorSteps; ++i)
-          step(y[first + i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
+          step(squares, next[i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
       } else {
-#pragma unroll 1
-        for (int i = 0; first + i < steps; ++i)
-          step(y[first + i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
+#pragma unroll
+        for (int i = 0; i + 1 < kSurvivorSteps; ++i)
+          if (first + i < steps)
+            step(squares, next[i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
       }
-      Survivors* at = survivors + first / kSurvivorSteps * kStates;
       if (has_row)
-        at[state + turn] = static_cast<Survivors>(dropped[0]),
-                   at[state + 1 - turn] = static_cast<Survivors>(dropped[1]);
+        survivor(unit, state + turn) = static_cast<Survivors>(dropped[0]),
+                               survivor(unit, state + 1 - turn) = static_cast<Survivors>(dropped[1]);
     }
     __syncwarp();
   }
 
-  /// Follows a path back from `state` behind step `end` - 1 to before step `begin`.
-  /// @param visit  (step, state behind it)
-  template <typename Visit>
-  __device__ __forceinline__ int before(int state, int begin, int end, Visit visit) const {
-    const auto step_back = [&](int step, const Survivors* of, int i) {
-      visit(step, state);
-      const int dropped = of[state] >> (i * kBits) & kMask;
-      state = state >> kBits | dropped << (kBits * (kMemory - 1));
+  /// A path that is followed back: the codes before the current step, the oldest one in the highest bits. So the state
+  /// is in the highest bits, and the codes behind it are below.
+  static constexpr int kStateShift = 32 - kBits * kMemory;
+  static_assert(kBits * (kMemory + kSurvivorSteps) <= 32);
+  static __device__ __forceinline__ int state_of(unsigned path) { return static_cast<int>(path >> kStateShift); }
+
+  /// Follows the path that is in `state` behind step `end` - 1 back to before step `begin`.
+  /// @param windows  null, or where windows go: [end] from step 0 on
+  /// @return         the path before step `begin`
+  __device__ __forceinline__ unsigned follow_back(int state, int begin, int end, unsigned* windows) const {
+    unsigned path = static_cast<unsigned>(state) << kStateShift;
+    const auto step_back = [&](int unit, int i) {
+      path = __funnelshift_r(path, static_cast<unsigned>(survivor(unit, state_of(path))) >> (i * kBits), kBits);
     };
+    // Behind the path before a step are the codes of later steps, so a lane has the window of the i-th of them.
+    const auto put_window = [&](int step, int i) {
+      windows[step + i] = path >> (kStateShift - kBits * (i + 1)) & (kStates * kBranches - 1);
+    };
+    const bool puts = windows && has_row;
+    const auto step_back_once = [&](int step) {
+      step_back(unit_of(step), step % kSurvivorSteps);
+      if (puts && own == 0) put_window(step, 0);
+    };
+    int step = end;
 #pragma unroll 1
-    for (int first = (end - 1) / kSurvivorSteps * kSurvivorSteps; first > begin - kSurvivorSteps;
-         first -= kSurvivorSteps) {
-      const Survivors* of = survivors + first / kSurvivorSteps * kStates;
-      if (first >= begin && first + kSurvivorSteps <= end) {
+    while (step > begin && step % kSurvivorSteps != 0) step_back_once(--step);
+    int unit = unit_of(step);
+#pragma unroll 1
+    while (step - kSurvivorSteps >= begin) {
+      step -= kSurvivorSteps, unit -= kUnitBytes;
 #pragma unroll
-        for (int i = kSurvivorSteps; i-- > 0;) step_back(first + i, of, i);
-      } else {
-#pragma unroll 1
-        for (int step = min(end, first + kSurvivorSteps); step-- > max(begin, first);)
-          step_back(step, of, step - first);
-      }
+      for (int i = kSurvivorSteps; i-- > 0;) step_back(unit, i);
+#pragma unroll
+      for (int i = 0; i < kSurvivorSteps; i += kLanes)
+        if (puts && own + i < kSurvivorSteps) put_window(step, own + i);
     }
-    return state;
+#pragma unroll 1
+    while (step > begin) step_back_once(--step);
+    return path;
   }
 
   /// The cheapest state after an even number of steps, the first of equal ones.
@@ -165,11 +209,11 @@ struct KnownTrellis {
     return best;
   }
 
-  /// Searches rows from number `first` on, as many as at once.
+  /// Searches rows from number `first` on, as many as at once: y becomes the windows of their codes.
   __device__ __forceinline__ void search(const SearchedRows& rows, int first) const {
     const int length = min(rows.channels, kSeamLength);
-    const float* y = reinterpret_cast<const float*>(dynamic_shared(rows.y)) + (first + row) * rows.stride;
-    auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + (first + row) * rows.code_stride;
+    float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + (first + row) * rows.stride;
+    auto* windows = reinterpret_cast<unsigned*>(y);
     int seam = 0;
     // The seam, where any state may begin, then the row, from the seam's state to the same one.
 #pragma unroll 1
@@ -178,26 +222,50 @@ struct KnownTrellis {
       for (int i = 0; i < 2; ++i)
         if (has_row) costs[places[i]] = !is_row || state + (i ^ turn) == seam ? 0.0f : -kMinusInf;
       __syncwarp();
-      const int steps = is_row ? rows.channels : 2 * length, begin = is_row ? 0 : length;
+      const int steps = is_row ? rows.channels : 2 * length;
       run(is_row ? y : y - length, steps);
       if (!is_row) seam = cheapest();
-      seam = before(seam, begin, steps, [&](int i, int state) {
-        if (is_row && has_row && own == 0) codes[i] = static_cast<std::uint8_t>(state & kMask);
-      });
+      const unsigned path = follow_back(seam, is_row ? 0 : length, steps, is_row ? windows : nullptr);
       __syncwarp();  // survivors and costs have been read
+      if (!is_row) {
+        seam = state_of(path);
+      } else if (has_row && own == 0 && state_of(path) != seam) {
+        // Only costs that are not finite lead to another state: the first windows go on with the last codes.
+        for (int i = 0; i < kMemory; ++i) {
+          unsigned window = 0;
+          for (int back = kMemory; back >= 0; --back)
+            window = window << kBits | (windows[back > i ? rows.channels + i - back : i - back] & kMask);
+          windows[i] = window;
+        }
+      }
     }
+    __syncwarp();
   }
 };
 
-/// Finds the codes of rows. All lanes of a warp call it, behind a barrier after y is written; it ends with one.
+/// Finds the codes of rows and their values. All lanes of a warp call it, behind a barrier after y is written; it ends
+/// with one.
 /// @param table  [2^(b (m + 1))] values by window
 template <int kBits, int kMemory>
 __device__ __noinline__ void search_known(const float* table, const SearchedRows rows, int lane) {
-  KnownTrellis<kBits, kMemory> trellis(table, rows, lane);
+  const KnownTrellis<kBits, kMemory> trellis(table, rows, lane);
+#pragma unroll 1
   for (int first = 0; first < rows.count; first += trellis.kRows) trellis.search(rows, first);
+#pragma unroll 1
+  for (int r = 0; r < rows.count; ++r) {
+    float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + r * rows.stride;
+    auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + r * rows.code_stride;
+#pragma unroll 4
+    for (int c = lane; c < rows.channels; c += 32) {
+      const unsigned window = __float_as_uint(y[c]);
+      codes[c] = static_cast<std::uint8_t>(window & trellis.kMask);
+      y[c] = __ldg(table + window);
+    }
+  }
+  __syncwarp();
 }
 
-/// Whether the trellis is known; if so, finds the codes as search_known() does.
+/// Whether the trellis is known; if so, finds codes and values as search_known() does.
 __device__ __forceinline__ bool search_if_known(int bits, int memory, const float* table, const SearchedRows& rows,
                                                 int lane) {
   if (!is_known_trellis(bits, memory)) return false;

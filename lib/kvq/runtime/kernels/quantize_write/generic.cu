@@ -18,9 +18,9 @@ namespace kvq {
 namespace generic {
 
 /// Rows [16, D] times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit numbers.
-template <typename T>
-__device__ __forceinline__ void multiply_packed(GenericRows& rows, int dim, const std::byte* rotation) {
-  constexpr int kColumns = kGenericHeadDim / kThreads;
+template <typename T, int kMostDim>
+__device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int dim, const std::byte* rotation) {
+  constexpr int kColumns = kMostDim / kThreads;
   const RotationLayout layout{dim};
   float sums[kColumns][kTileTokens] = {};
   __syncthreads();
@@ -54,25 +54,59 @@ __device__ __forceinline__ void multiply_packed(GenericRows& rows, int dim, cons
   __syncthreads();
 }
 
-/// Calls put(row, channel, x) for the channels of a block's 16 rows of one head. All threads of the block call it.
-template <typename T, typename Put>
-__device__ __forceinline__ void for_each_channel(const WriteSide& from, int dim, int head, int first, int num_tokens,
-                                                 Put put) {
-  const T* x = static_cast<const T*>(from.x) + static_cast<std::int64_t>(head) * dim;
-  const auto row_of = [&](int r) { return x + min(first + r, num_tokens - 1) * from.token_stride; };
-  const int thread = static_cast<int>(threadIdx.x);
-  if (dim % 8) {  // bit tiles only; such rows need not be aligned
-    for (int i = thread; i < kTileTokens * dim; i += kThreads)
-      put(i / dim, i % dim, to_float(row_of(i / dim)[i % dim]));
-    return;
-  }
-  for (int i = thread; i < kTileTokens * dim / 8; i += kThreads) {
-    const int r = i / (dim / 8), c = i % (dim / 8) * 8;
-    const uint4 eight = __ldg(reinterpret_cast<const uint4*>(row_of(r) + c));
-    const T* of = reinterpret_cast<const T*>(&eight);
+/// A row as one warp holds it: lane l has the channels l + 32 j; 0 behind the last one.
+template <int kMostDim>
+using LaneRow = float[kMostDim / 32];
+
+/// Calls f(j, channel) for the lane's channels of a row.
+template <int kMostDim, typename F>
+__device__ __forceinline__ void for_each_channel(int dim, int lane, F f) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) put(r, c + e, to_float(of[e]));
+  for (int j = 0; j < kMostDim / 32; ++j)
+    if (lane + 32 * j < dim) f(j, lane + 32 * j);
+}
+
+/// Walsh-Hadamard transform of each block of `order` channels, a power of two. All lanes of a warp call it.
+template <int kMostDim>
+__device__ __forceinline__ void transform_row(LaneRow<kMostDim>& x, int order, int lane) {
+#pragma unroll
+  for (int half = 1; half < 32; half *= 2) {
+    if (half >= order) break;
+#pragma unroll
+    for (float& own : x) {
+      const float other = __shfl_xor_sync(kAll, own, half);
+      own = lane & half ? other - own : own + other;
+    }
   }
+#pragma unroll
+  for (int step = 1; step < kMostDim / 32; step *= 2) {
+    if (32 * step >= order) break;
+#pragma unroll
+    for (int j = 0; j + step < kMostDim / 32; ++j) {
+      if (j & step) continue;
+      const float a = x[j], b = x[j + step];
+      x[j] = a + b, x[j + step] = a - b;
+    }
+  }
+  const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(order)));
+#pragma unroll
+  for (float& own : x) own *= norm;
+}
+
+/// What a row is multiplied by, but for dense rotations. All lanes of a warp call it.
+/// @param head  of the rows
+template <typename T, int kMostDim>
+__device__ __forceinline__ void rotate_row(LaneRow<kMostDim>& x, const WriteSide& from, int dim, int head, int lane) {
+  const int entry = from.per_head ? head * dim : 0;
+  const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
+  for_each_channel<kMostDim>(dim, lane, [&](int j, int c) {
+    if (from.factors)
+      x[j] *= to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
+    else if (from.signs)
+      x[j] *= static_cast<float>(from.signs[entry + c]);
+    if (from.rotation && row_scale != 1.0f) x[j] *= row_scale;
+  });
+  if (from.order > 1) transform_row<kMostDim>(x, from.order, lane);
 }
 
 /// The nearest centroid of each of the block's rows, while it is searched.
@@ -116,21 +150,23 @@ __device__ __forceinline__ void search_centroids(const WriteParams& p, const Wri
   __syncthreads();
 }
 
-constexpr int kResidentBlocks = 4;  ///< of a multiprocessor
+/// Blocks of a multiprocessor.
+constexpr int resident_blocks(int most_dim) { return most_dim <= 128 ? 5 : 4; }
 /// Blocks of a multiprocessor up to which warps take fewer rows each: so many blocks run nearly as fast as one.
 constexpr int kSpareBlocks = 2;
 
 /// Grid [runs of kWarps * warp_rows tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of
 /// all heads, then the values, from `first_job` on.
 /// @tparam kCoded     a side has bit tiles or centroids (RowCode)
+/// @tparam kMostDim   largest head_dim: 128 or kGenericHeadDim
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 /// @param warp_rows   rows of a warp, at most kMostSearched
-template <typename T, bool kCoded>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+template <typename T, bool kCoded, int kMostDim>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
                          BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job) {
   static_assert(kWarps * kMostSearched == kTileTokens);
-  __shared__ GenericRows rows;
+  __shared__ GenericRows<kMostDim> rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   const int job = first_job + static_cast<int>(blockIdx.y);
   const bool value = job >= p.num_kv_heads;
@@ -140,7 +176,14 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   const int block_tokens = kWarps * warp_rows;
   const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * block_tokens;
 
-  // 1. The tokens' destinations and rows.
+  // 1. The tokens' destinations, and what the head's rows are.
+  __shared__ HeadRows head_rows;
+  if constexpr (kCoded) {
+    static_assert(sizeof(HeadRows) % sizeof(unsigned) == 0);
+    const auto* of_head = reinterpret_cast<const unsigned*>(from.code.heads + head);
+    for (int i = thread; side.is_bits() && i < static_cast<int>(sizeof(HeadRows) / sizeof(unsigned)); i += kThreads)
+      reinterpret_cast<unsigned*>(&head_rows)[i] = __ldg(of_head + i);
+  }
   bool goes_somewhere = false;
   if (thread < kTileTokens) {
     const bool is_there = thread < block_tokens && first + thread < p.num_tokens;
@@ -150,32 +193,28 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     goes_somewhere = rows.page[thread] >= 0 || rows.window[thread] >= 0;
   }
   if (!__syncthreads_or(goes_somewhere)) return;
-  for_each_channel<T>(from, dim, head, first, p.num_tokens, [&](int r, int c, float x) { rows.x[r][c] = x; });
 
-  // 2. Rotation, then subtraction of the center, which is rotated already.
-  const int entry = from.per_head ? head * dim : 0;
-  const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
-  const auto rotate = [&] {
-    if (from.factors)
-      multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int c) {
-        return to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
-      });
-    else if (from.signs)
-      multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats,
-                        [&](int c) { return static_cast<float>(from.signs[entry + c]); });
-    if (from.rotation) {
-      if (row_scale != 1.0f) multiply_channels(rows.x[0], kTileTokens, dim, kRowFloats, [&](int) { return row_scale; });
-      multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
+  // 2. Each warp loads and rotates its rows, and subtracts the center, which is rotated already.
+  const int first_row = warp * warp_rows, end_row = first_row + warp_rows;
+  const auto rotate_rows = [&](auto channel_of) {
+#pragma unroll 1
+    for (int r = first_row; r < end_row; ++r) {
+      const T* of_row =
+          static_cast<const T*>(from.x) + min(first + r, p.num_tokens - 1) * from.token_stride + head * dim;
+      LaneRow<kMostDim> x = {};
+      for_each_channel<kMostDim>(dim, lane, [&](int j, int c) { x[j] = channel_of(r, c, to_float(of_row[c])); });
+      rotate_row<T, kMostDim>(x, from, dim, head, lane);
+      for_each_channel<kMostDim>(dim, lane, [&](int j, int c) { rows.x[r][c] = x[j]; });
     }
-    if (from.order > 1) transform_blocks(rows.x[0], kTileTokens, dim, kRowFloats, from.order);
-    __syncthreads();
+    if (from.rotation) multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
   };
-  rotate();
+  rotate_rows([](int, int, float x) { return x; });
   if (from.center) {
-    for (int i = thread; i < kTileTokens * dim; i += kThreads)
-      rows.x[i / dim][i % dim] = __fsub_rn(rows.x[i / dim][i % dim], from.center[head * dim + i % dim]);
-    __syncthreads();
+    for (int r = first_row; r < end_row; ++r)
+      for_each_channel<kMostDim>(
+          dim, lane, [&](int, int c) { rows.x[r][c] = __fsub_rn(rows.x[r][c], from.center[head * dim + c]); });
   }
+  __syncthreads();
 
   // 3. As bfloat16 into the windows.
   for (int i = warp; i < kTileTokens; i += kWarps) {
@@ -204,10 +243,10 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       } else {
         search_centroids<T>(p, from, dim, head, first, rows.page, nearest);
       }
-      for_each_channel<T>(from, dim, head, first, p.num_tokens, [&](int r, int c, float x) {
-        rows.x[r][c] = __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
+      rotate_rows([&](int r, int c, float x) {
+        return __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
       });
-      rotate();
+      __syncthreads();
     }
     const auto put_index = [&](int i, bool finite, std::byte* tile, int token) {
       if (side.index_bytes > 0 && lane == 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
@@ -220,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
       return;
     }
     store_tiles(rows, side, tiles, [&](auto tile_of_row) {
-      BitRows own = bit_memory.at(warp * bit_memory.bytes(), rows.x[0], dim);
+      BitRows<kMostDim> own = bit_memory.at(warp * bit_memory.bytes(), rows.x, dim);
       for (int i = warp * warp_rows; warp < bit_warps && i < block_tokens; i += bit_warps * warp_rows) {
         own.count = 0, own.numbers = 0;
         for (int r = i; r < i + warp_rows; ++r)
@@ -228,9 +267,8 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
         const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
         const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
         if (own.count == 0) continue;
-        const unsigned finite =
-            code_bit_rows(own, from.code.heads[head], from.code, {from.rule, side, format.bfloat(value)}, value,
-                          clip_rank, tile_of, token_of, lane);
+        const unsigned finite = code_bit_rows(own, head_rows, from.code, {from.rule, side, format.bfloat(value)}, value,
+                                              clip_rank, tile_of, token_of, lane);
         for (int r = 0; r < own.count; ++r) put_index(own.number(r), finite >> r & 1u, tile_of(r), token_of(r));
       }
     });
@@ -244,11 +282,18 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 namespace {
 
 template <typename T>
+auto* kernel_of(const CacheFormat& format, bool coded) {
+  const bool small = std::max(format.k.head_dim, format.v.head_dim) <= 128;
+  if (coded) return small ? generic_write_kernel<T, true, 128> : generic_write_kernel<T, true, kGenericHeadDim>;
+  return small ? generic_write_kernel<T, false, 128> : generic_write_kernel<T, false, kGenericHeadDim>;
+}
+
+template <typename T>
 Status plan_write(WriteLaunch& launch) {
-  const auto coded = generic_write_kernel<T, true>;
+  auto* const coded = kernel_of<T>(launch.format, true);
   cudaFuncAttributes attributes = {};
   int device = 0, most = 0;
-  cudaError_t error = load_kernel(generic_write_kernel<T, false>);
+  cudaError_t error = load_kernel(kernel_of<T>(launch.format, false));
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, coded);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -283,10 +328,9 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
     return Status::fail(StatusCode::unsupported,
                         "quantize_write: the search of a trellis needs %d bytes of shared memory, this device has %d",
                         memory.bytes(), launch.shared_bytes);
-  return cuda_status(
-      launch_kernel(coded ? generic_write_kernel<T, true> : generic_write_kernel<T, false>, grid, kThreads,
-                    warps * memory.bytes(), false, stream, params, launch.format, memory, warps, warp_rows, first_job),
-      "quantize_write: generic: launch");
+  return cuda_status(launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), false,
+                                   stream, params, launch.format, memory, warps, warp_rows, first_job),
+                     "quantize_write: generic: launch");
 }
 
 template <typename T>
