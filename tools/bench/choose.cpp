@@ -22,8 +22,7 @@ std::string built(std::span<const Row* const> rows, int head_dim) {
   std::set<int> dims;
   for (const Row* row : rows) {
     dims.insert(row->k.head_dim);
-    if (row->k.head_dim == head_dim)
-      caches.push_back(cache_name(row->k, row->k_bfloat, row->v, row->v_bfloat) + (row->bf16 ? "" : " with fp16"));
+    if (row->k.head_dim == head_dim) caches.push_back(cache_name(*row) + (row->bf16 ? "" : " with fp16"));
   }
   return caches.empty() ? fmt::format("built are head_dim {}", fmt::join(dims, ", "))
                         : fmt::format("built for head_dim {}: {}", head_dim, fmt::join(caches, ", "));

@@ -24,11 +24,6 @@ namespace {
 
 constexpr double kMostError = 5e-3;  // rounding the result to bfloat16 alone gives 1.7e-3
 
-template <typename Variant>
-std::string title_of(const Variant& v) {
-  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
-}
-
 /// Relative error of the last KV head of the last sequence's last token against attention over the codec's rows;
 /// infinite if any result is not finite (results start as NaN).
 double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k, const HeadRotations& v,
@@ -85,7 +80,7 @@ class Append {
       return choose_write(side_name(decode.k, decode.k_bfloat), side_name(decode.v, decode.v_bfloat), decode.k.head_dim,
                           decode.bf16, memory_of(decode));
     for (const WriteVariant* row : write_variants())
-      if (row->bf16 == decode.bf16 && title_of(*row) == title_of(decode) && row->k.head_dim == decode.k.head_dim)
+      if (row->bf16 == decode.bf16 && cache_name(*row) == cache_name(decode) && row->k.head_dim == decode.k.head_dim)
         return *row;
     throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", decode.name)};
   }

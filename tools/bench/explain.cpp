@@ -124,11 +124,9 @@ Explanation explain(const DecodeCase& c, int multiprocessors) {
 }
 
 std::string text_of(const DecodeCase& c, const Explanation& e) {
-  std::string text =
-      fmt::format("{}, {} x {}, {}, {}, {} assumed\n",
-                  cache_name(c.variant->k, c.variant->k_bfloat, c.variant->v, c.variant->v_bfloat), c.batch, c.context,
-                  counted(c.num_q_heads, "query head"), counted(c.num_kv_heads, "KV head"),
-                  counted(e.device.multiprocessors, "multiprocessor"));
+  std::string text = fmt::format("{}, {} x {}, {}, {}, {} assumed\n", cache_name(*c.variant), c.batch, c.context,
+                                 counted(c.num_q_heads, "query head"), counted(c.num_kv_heads, "KV head"),
+                                 counted(e.device.multiprocessors, "multiprocessor"));
   std::vector<std::vector<std::string>> table{{"", "", ""}};
   for (const Section& section : sections_of(e)) {
     const char* title = section.key;

@@ -13,11 +13,6 @@ namespace {
 
 using Table = std::vector<std::vector<std::string>>;
 
-template <typename Variant>
-std::string title_of(const Variant& v) {
-  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
-}
-
 std::string percent(double ratio) { return fmt::format("{:.1f}%", 100.0 * ratio); }
 std::string microseconds(double us) { return us < 100.0 ? fmt::format("{:.1f}", us) : fmt::format("{:.0f}", us); }
 std::string times(const std::optional<double>& factor) { return factor ? fmt::format("{:.2f}x", *factor) : "-"; }
@@ -84,7 +79,7 @@ std::string decode_table(const Run& run) {
     one.values.push_back(times(new_tokens_ratio(run, row)));
     checks.values.push_back(times(row.checks_ratio()));
     std::vector<std::string> line{
-        title_of(*row.c.variant),
+        cache_name(*row.c.variant),
         fmt::format("{} x {}", row.c.batch, row.c.context),
         format_bytes(static_cast<double>(bytes_of(row.c).total())),
         microseconds(row.result->time.median_us),
@@ -112,7 +107,7 @@ std::string write_table(const Run& run) {
     windows.values.push_back(windows_of(row.c));
     coded.values.push_back(times(row.windows_ratio()));
     checks.values.push_back(times(row.checks_ratio()));
-    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
+    table.push_back({cache_name(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      format_bytes(static_cast<double>(bytes_of(row.c).total())),
                      microseconds(row.result->time.median_us), percent(row.result->time.spread()),
                      gigabytes(row.bytes_per_second()), percent(row.bytes_per_second() / run.copy_bytes_per_second),
@@ -125,7 +120,7 @@ std::string write_table(const Run& run) {
 std::string prefill_table(const Run& run) {
   Table table{{"prefill", "batch x prefix + chunk", "ms", "+-", "TFLOP/s", "cuDNN"}};
   for (const PrefillRow& row : run.prefill)
-    table.push_back({title_of(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
+    table.push_back({cache_name(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
                      fmt::format("{:.2f}", row.result->time.median_us / 1e3), percent(row.result->time.spread()),
                      fmt::format("{:.0f}", row.operations_per_second() / 1e12),
                      row.sdpa_ratio() ? percent(*row.sdpa_ratio()) : "-"});
@@ -136,7 +131,7 @@ std::string prefill_plan(const Run& run) {
   Table table{{"prefill", "batch x prefix + chunk", "a token", "prefix", "TFLOP", "sets"}};
   for (const PrefillRow& row : run.prefill) {
     const std::int64_t bytes = bytes_of(cache_of(row.c)).total();
-    table.push_back({title_of(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
+    table.push_back({cache_name(*row.c.rows), fmt::format("{} x {} + {}", row.c.batch, row.c.prefix, row.c.chunk),
                      fmt::format("{}", token_bytes(row.c.rows->k, row.c.rows->v)),
                      format_bytes(static_cast<double>(bytes)), fmt::format("{:.3f}", operations_of(row.c) / 1e12),
                      fmt::format("{}", num_sets(bytes))});
@@ -158,7 +153,7 @@ std::string decode_plan(const Run& run) {
   for (const DecodeRow& row : run.decode) {
     tokens.values.push_back(tokens_of(run, row.c));
     const CacheBytes bytes = bytes_of(row.c);
-    table.push_back({title_of(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
+    table.push_back({cache_name(*row.c.variant), fmt::format("{} x {}", row.c.batch, row.c.context),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.coded)), format_bytes(static_cast<double>(bytes.exact)),
                      format_bytes(static_cast<double>(bytes.total())), fmt::format("{}", num_sets(bytes.total()))});
@@ -173,7 +168,7 @@ std::string write_plan(const Run& run) {
   for (const WriteRow& row : run.write) {
     windows.values.push_back(windows_of(row.c));
     const RowBytes bytes = bytes_of(row.c);
-    table.push_back({title_of(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
+    table.push_back({cache_name(*row.c.variant), fmt::format("{}", row.c.tokens), rotation_name(row.c),
                      fmt::format("{}", token_bytes(row.c.variant->k, row.c.variant->v)),
                      format_bytes(static_cast<double>(bytes.read)), format_bytes(static_cast<double>(bytes.written)),
                      fmt::format("{}", num_sets(bytes.total()))});
@@ -202,7 +197,7 @@ Json machine_json(const Run& run) {
 Json row_json(const Run& run, const DecodeRow& row) {
   const DecodeCase& c = row.c;
   const CacheBytes bytes = bytes_of(c);
-  Json json = {{"cache", title_of(*c.variant)},
+  Json json = {{"cache", cache_name(*c.variant)},
                {"variant", c.variant->name},
                {"head_dim", c.variant->k.head_dim},
                {"num_q_heads", c.num_q_heads},
@@ -241,7 +236,7 @@ Json row_json(const Run& run, const DecodeRow& row) {
 Json row_json(const PrefillRow& row) {
   const PrefillCase& c = row.c;
   const CacheBytes bytes = bytes_of(cache_of(c));
-  Json json = {{"cache", title_of(*c.rows)},
+  Json json = {{"cache", cache_name(*c.rows)},
                {"variant", c.attention->name},
                {"rows_variant", c.rows->name},
                {"head_dim", c.rows->k.head_dim},
@@ -272,7 +267,7 @@ Json row_json(const PrefillRow& row) {
 Json row_json(const Run& run, const WriteRow& row) {
   const WriteCase& c = row.c;
   const RowBytes bytes = bytes_of(c), unfused = unfused_bytes_of(c);
-  Json json = {{"cache", title_of(*c.variant)},
+  Json json = {{"cache", cache_name(*c.variant)},
                {"variant", c.variant->name},
                {"head_dim", c.variant->k.head_dim},
                {"num_kv_heads", c.num_kv_heads},

@@ -96,11 +96,6 @@ constexpr double kOperationsPerByte = 150.0;  // operations that take as long as
 
 double work_of(const PrefillCase& c) { return operations_of(c) / kOperationsPerByte; }
 
-template <typename Variant>
-std::string title_of(const Variant& v) {
-  return cache_name(v.k, v.k_bfloat, v.v, v.v_bfloat);
-}
-
 }  // namespace
 
 double work_of(const Run& run) {
@@ -162,7 +157,7 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     return baselines.back().second;
   };
   for (DecodeRow& row : run.decode) {
-    on_progress(done, fmt::format("decode {} {} x {}", title_of(*row.c.variant), row.c.batch, row.c.context));
+    on_progress(done, fmt::format("decode {} {} x {}", cache_name(*row.c.variant), row.c.batch, row.c.context));
     row.result = measure_decode(device, row.c);
     row.bf16 = baseline_of(row.c);
     row.sdpa = sdpa.find(sdpa_shape(row.c));
@@ -175,8 +170,8 @@ void measure(int index, const std::string& python, Run& run, const OnProgress& o
     done += static_cast<double>(bytes_of(row.c).total());
   }
   for (PrefillRow& row : run.prefill) {
-    on_progress(done,
-                fmt::format("prefill {} {} x {} + {}", title_of(*row.c.rows), row.c.batch, row.c.prefix, row.c.chunk));
+    on_progress(
+        done, fmt::format("prefill {} {} x {} + {}", cache_name(*row.c.rows), row.c.batch, row.c.prefix, row.c.chunk));
     row.result = measure_prefill(device, row.c);
     row.sdpa = sdpa.find(sdpa_shape(row.c));
     done += work_of(row.c);

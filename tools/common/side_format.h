@@ -19,5 +19,10 @@ struct SideFormat {
 SideFormat parse_side(const std::string& text, int head_dim, const char* flag);
 /// "u2g128", or "u4g128/u2g128" where K and V differ.
 std::string cache_name(const TileSide& k, bool k_bfloat, const TileSide& v, bool v_bfloat);
+/// @param variant  a kernel variant of any verb
+template <typename Variant>
+std::string cache_name(const Variant& variant) {
+  return cache_name(variant.k, variant.k_bfloat, variant.v, variant.v_bfloat);
+}
 
 }  // namespace kvq::bench

@@ -144,7 +144,7 @@ std::string rule_section(const DiffReport& report) {
   for (const Outcome outcome : {Outcome::failed, Outcome::passed})
     for (const CheckResult& check : report.checks)
       if (check.outcome == outcome)
-        rows.push_back({word_of(outcome), check.rule.text, detail(check), used_text(check)});
+        rows.push_back({word_of(outcome), check.rule.text, detail_text(check), used_text(check)});
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
                                      [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
   std::string body = html_table(rows, "tltr");
@@ -166,7 +166,7 @@ std::string verdict_section(const DiffReport& report) {
   constexpr std::size_t kMostFailures = 5;
   for (std::size_t i = 0; i < std::min(failed.size(), kMostFailures); ++i)
     body += fmt::format("<p><span class=\"bad\">{}</span> {}</p>\n", html_text(failed[i]->rule.text),
-                        html_text(detail(*failed[i])));
+                        html_text(detail_text(*failed[i])));
   if (failed.size() > kMostFailures) body += html_note(fmt::format("and {} more", failed.size() - kMostFailures));
   body += html_note(fmt::format("The files are {}.", sameness_text(report.sameness)));
   body += html_note(basis_text(report));

@@ -118,7 +118,7 @@ std::string diff_text(const DiffReport& report, bool color) {
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped)
       rows.push_back({check.outcome == Outcome::failed ? red(word_of(check.outcome), color) : word_of(check.outcome),
-                      check.rule.text, detail(check)});
+                      check.rule.text, detail_text(check)});
   text += "\n" + format_table(rows, "lll");
   const auto skipped = std::count_if(report.checks.begin(), report.checks.end(),
                                      [](const CheckResult& check) { return check.outcome == Outcome::skipped; });
@@ -136,7 +136,7 @@ std::string diff_markdown(const DiffReport& report) {
   for (const CheckResult& check : report.checks)
     if (check.outcome != Outcome::skipped)
       text += fmt::format("| {} | {} | {} |\n", check.outcome == Outcome::failed ? "**FAIL**" : "pass",
-                          cell(check.rule.text), cell(detail(check)));
+                          cell(check.rule.text), cell(detail_text(check)));
   text += "\n| over layers | old | new | change |\n| --- | ---: | ---: | ---: |\n";
   for (const Reading& reading : summary(report))
     text += fmt::format("| {} | {} | {} | {} |\n", cell(reading.metric), value_text(*reading.before),
@@ -160,7 +160,7 @@ std::string diff_junit(const DiffReport& report) {
     if (check.outcome == Outcome::passed) cases += "/>\n";
     if (check.outcome == Outcome::skipped) cases += "><skipped/></testcase>\n";
     if (check.outcome == Outcome::failed) {
-      const std::string why = check.readings > 0 ? detail(check) : reason_of(check, false, report.nothing_coded);
+      const std::string why = check.readings > 0 ? detail_text(check) : reason_of(check, false, report.nothing_coded);
       cases += fmt::format("><failure message=\"{}\"/></testcase>\n", xml(why));
     }
   }

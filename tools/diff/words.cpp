@@ -55,7 +55,7 @@ std::string reason_of(const CheckResult& check, bool short_text, bool nothing_co
   return windows ? fmt::format("nothing to judge: {}", kNothingCoded) : "nothing to judge";
 }
 
-std::string detail(const CheckResult& check) {
+std::string detail_text(const CheckResult& check) {
   std::string reason = reason_of(check, true, false);
   if (check.readings == 0) return reason;
   const std::string more = check.failures > 1 ? fmt::format(", {} of {} fail", check.failures, check.readings) : "";

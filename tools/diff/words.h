@@ -26,7 +26,7 @@ const char* basis_text(const DiffReport& report);
 /// The reason of a failure that no limit explains, else empty. Tables use the short text and print kNothingCoded below.
 std::string reason_of(const CheckResult& check, bool short_text, bool nothing_coded);
 /// The worst reading of a check, and how many fail.
-std::string detail(const CheckResult& check);
+std::string detail_text(const CheckResult& check);
 /// "identical", "different (layers/0/k/bits: 2 -> 3)", or "equal but for rounding: rotation 8.1e-06 at layer 3 k".
 std::string sameness_text(const Sameness& sameness);
 
