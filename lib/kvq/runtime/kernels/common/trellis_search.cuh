@@ -215,7 +215,9 @@ struct KnownTrellis {
     float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + (first + row) * rows.stride;
     auto* windows = reinterpret_cast<unsigned*>(y);
     int seam = 0;
-    // The seam, where any state may begin, then the row, from the seam's state to the same one.
+    // The seam, where any state may begin, then the row, from the seam's state to the same one. So the path closes, and
+    // its first windows have the last codes. It does so where costs are infinite, too: from that channel on both runs
+    // drop code 0, the smallest of equal ones.
 #pragma unroll 1
     for (int is_row = 0; is_row < 2; ++is_row) {
 #pragma unroll
@@ -227,17 +229,7 @@ struct KnownTrellis {
       if (!is_row) seam = cheapest();
       const unsigned path = follow_back(seam, is_row ? 0 : length, steps, is_row ? windows : nullptr);
       __syncwarp();  // survivors and costs have been read
-      if (!is_row) {
-        seam = state_of(path);
-      } else if (has_row && own == 0 && state_of(path) != seam) {
-        // Only costs that are not finite lead to another state: the first windows go on with the last codes.
-        for (int i = 0; i < kMemory; ++i) {
-          unsigned window = 0;
-          for (int back = kMemory; back >= 0; --back)
-            window = window << kBits | (windows[back > i ? rows.channels + i - back : i - back] & kMask);
-          windows[i] = window;
-        }
-      }
+      if (!is_row) seam = state_of(path);
     }
     __syncwarp();
   }

@@ -17,18 +17,20 @@ namespace kvq {
 
 namespace generic {
 
-/// Rows [16, D] times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit numbers.
-template <typename T, int kMostDim>
+/// The first kRows rows of a block times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit
+/// numbers. All threads of the block call it; begins and ends with a barrier.
+template <typename T, int kRows, int kMostDim>
 __device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int dim, const std::byte* rotation) {
   constexpr int kColumns = kMostDim / kThreads;
   const RotationLayout layout{dim};
-  float sums[kColumns][kTileTokens] = {};
+  float sums[kColumns][kRows] = {};
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
     const int n = static_cast<int>(threadIdx.x) + i * kThreads;
     if (n >= dim) continue;
-#pragma unroll 1
+    // With few rows there is little else to do while loads are in flight, so there are more loads.
+#pragma unroll(kRows <= 4 ? 4 : 1)
     for (int k = 0; k < dim; k += 8) {  // eight rows of R that are adjacent in the layout
       const int slab = k / RotationLayout::kSlabRows, in_slab = k % RotationLayout::kSlabRows;
       const uint4 high = __ldg(reinterpret_cast<const uint4*>(rotation + layout.offset(slab, 0, in_slab, n))),
@@ -39,7 +41,7 @@ __device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int
         const float m = to_float(h[e]) + to_float(l[e]);
         const int channel = RotationLayout::row_channel(slab, in_slab + e);
 #pragma unroll
-        for (int r = 0; r < kTileTokens; ++r) sums[i][r] = fmaf(rows.x[r][channel], m, sums[i][r]);
+        for (int r = 0; r < kRows; ++r) sums[i][r] = fmaf(rows.x[r][channel], m, sums[i][r]);
       }
     }
   }
@@ -49,7 +51,7 @@ __device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int
     const int n = static_cast<int>(threadIdx.x) + i * kThreads;
     if (n >= dim) continue;
 #pragma unroll
-    for (int r = 0; r < kTileTokens; ++r) rows.x[r][RotationLayout::column_channel(n)] = sums[i][r];
+    for (int r = 0; r < kRows; ++r) rows.x[r][RotationLayout::column_channel(n)] = sums[i][r];
   }
   __syncthreads();
 }
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
   const int block_tokens = kWarps * warp_rows;
   const int dim = side.head_dim, first = static_cast<int>(blockIdx.x) * block_tokens;
 
-  // 1. The tokens' destinations, and what the head's rows are.
+  // 1. What the head's rows are, and the tokens' destinations.
   __shared__ HeadRows head_rows;
   if constexpr (kCoded) {
     static_assert(sizeof(HeadRows) % sizeof(unsigned) == 0);
@@ -184,6 +186,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
     for (int i = thread; side.is_bits() && i < static_cast<int>(sizeof(HeadRows) / sizeof(unsigned)); i += kThreads)
       reinterpret_cast<unsigned*>(&head_rows)[i] = __ldg(of_head + i);
   }
+  write::wait_for_kernels_before(p.holds_next);
   bool goes_somewhere = false;
   if (thread < kTileTokens) {
     const bool is_there = thread < block_tokens && first + thread < p.num_tokens;
@@ -206,7 +209,12 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
       rotate_row<T, kMostDim>(x, from, dim, head, lane);
       for_each_channel<kMostDim>(dim, lane, [&](int j, int c) { rows.x[r][c] = x[j]; });
     }
-    if (from.rotation) multiply_packed<T>(rows, dim, from.rotation + head * from.rotation_stride);
+    if (!from.rotation) return;
+    const std::byte* rotation = from.rotation + head * from.rotation_stride;
+    if (block_tokens == kWarps)
+      multiply_packed<T, kWarps>(rows, dim, rotation);
+    else
+      multiply_packed<T, kTileTokens>(rows, dim, rotation);
   };
   rotate_rows([](int, int, float x) { return x; });
   if (from.center) {
@@ -294,6 +302,7 @@ Status plan_write(WriteLaunch& launch) {
   cudaFuncAttributes attributes = {};
   int device = 0, most = 0;
   cudaError_t error = load_kernel(kernel_of<T>(launch.format, false));
+  if (error == cudaSuccess) error = load_kernel(coded, launch.overlapping);
   if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, coded);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess)
