@@ -40,12 +40,31 @@ T* writable(const T* pointer) {
   return const_cast<T*>(pointer);
 }
 
+/// A layer of served_artifact(). With trellis codes it is written by the generic kernel, and decoded by a tuned one.
+struct CodedLayer {
+  int layer;
+  bool trellis;
+
+  Artifact artifact() const {
+    Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
+    LayerPlan& plan = artifact.layers[static_cast<std::size_t>(layer)];
+    for (TensorPlan* side : {&plan.k, &plan.v.value()}) {
+      if (!trellis) break;
+      side->clip_ratio.clear();
+      side->coder = TrellisCoder{
+          .bits = 2, .group_size = 128, .taps = {{.bits = 2, .memory = 1, .theta = {1.48f, 0.92f, -0.79f, 0.99f}}}};
+    }
+    return artifact;
+  }
+};
+constexpr CodedLayer kHadamard = {0, false}, kDense = {4, false}, kTrellis = {0, true};
+
 }  // namespace
 
 TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu][api][emulated]") {
-  const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
-  const Engine engine(artifact);
-  const int layer = GENERATE(0, 4);  // Hadamard blocks, dense rotations
+  const CodedLayer coded = GENERATE(kHadamard, kDense, kTrellis);
+  const Engine engine(coded.artifact());
+  const int layer = coded.layer;
   const std::vector<Growth> batch = {{0, 90}, {1, 300}};
   LayerRunner runner(engine, layer, {.num_pages = 16, .max_sequences = 2, .max_tokens = 400}, nullptr);
   runner.rows = {{runner.cache.create(), 1}, {runner.cache.create(), 2}};
@@ -95,11 +114,18 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
       k.insert(k.end(), key.begin(), key.end()), v.insert(v.end(), value.begin(), value.end());
     }
   const DeviceMemory keys = to_device<std::uint16_t>(k, nullptr), values = to_device<std::uint16_t>(v, nullptr);
+  kvq_write_args w = runner.cache.write_args();
+  w.k = keys.get(), w.v = values.get();
+  const auto clear = [&] {
+    check_cuda(cudaMemset(runner.cache.pages(layer), 0, pages), "cudaMemset");
+    check_cuda(cudaMemset(runner.cache.rings(layer), 0, rings), "cudaMemset");
+  };
+  clear();
+  expect_ok(plan.write(runner.cache.handle(), layer, w, nullptr, &error), error);
   const std::vector<std::byte> wanted_pages = bytes_at(runner.cache.pages(layer), pages),
                                wanted_rings = bytes_at(runner.cache.rings(layer), rings);
   for (int i = 0; i < 3; ++i) {
-    kvq_write_args w = runner.cache.write_args();
-    w.k = keys.get(), w.v = values.get();
+    clear();
     const LateMemory late_keys(keys.get(), keys.bytes(), 0xFF), late_values(values.get(), values.bytes(), 0xFF),
         slots(writable(w.slot_mapping), 390 * 8, 0xFF), windows(writable(w.window_mapping), 390 * 8, 0xFF);
     after_slow({&late_keys, &late_values, &slots, &windows},
@@ -111,9 +137,9 @@ TEST_CASE("Write and decode wait for a slow kernel before them", "[runtime][gpu]
 }
 
 TEST_CASE("An append of one sequence waits for a slow kernel before it", "[runtime][gpu][api][emulated]") {
-  const Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
-  const Engine engine(artifact);
-  const int layer = GENERATE(0, 4);  // Hadamard blocks, dense rotations
+  const CodedLayer coded = GENERATE(kHadamard, kDense, kTrellis);
+  const Engine engine(coded.artifact());
+  const int layer = coded.layer;
   constexpr int kLength = 300;
   LayerRunner runner(engine, layer, {.num_pages = 8, .max_sequences = 1, .max_tokens = 400}, nullptr);
   runner.rows = {{runner.cache.create(), 1}};

@@ -337,9 +337,10 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
     return Status::fail(StatusCode::unsupported,
                         "quantize_write: the search of a trellis needs %d bytes of shared memory, this device has %d",
                         memory.bytes(), launch.shared_bytes);
-  return cuda_status(launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), false,
-                                   stream, params, launch.format, memory, warps, warp_rows, first_job),
-                     "quantize_write: generic: launch");
+  return cuda_status(
+      launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), launch.overlapping,
+                    stream, params, launch.format, memory, warps, warp_rows, first_job),
+      "quantize_write: generic: launch");
 }
 
 template <typename T>
