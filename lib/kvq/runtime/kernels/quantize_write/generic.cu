@@ -337,10 +337,11 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
     return Status::fail(StatusCode::unsupported,
                         "quantize_write: the search of a trellis needs %d bytes of shared memory, this device has %d",
                         memory.bytes(), launch.shared_bytes);
-  return cuda_status(
-      launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), launch.overlapping,
-                    stream, params, launch.format, memory, warps, warp_rows, first_job),
-      "quantize_write: generic: launch");
+  // It does not overlap the kernel before it: blocks that wait there would run unevenly over multiprocessors later, and
+  // few tokens took twice as long. The kernel behind it may overlap this one.
+  return cuda_status(launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), false,
+                                   stream, params, launch.format, memory, warps, warp_rows, first_job),
+                     "quantize_write: generic: launch");
 }
 
 template <typename T>
