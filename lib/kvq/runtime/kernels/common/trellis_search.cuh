@@ -88,7 +88,7 @@ struct KnownTrellis {
   }
   __device__ __forceinline__ int unit_of(int step) const { return survivors + step / kSurvivorSteps * kUnitBytes; }
 
-  /// The squared errors of a channel, of the windows that `values` has.
+  /// The squared errors of a channel, for each of `values`.
   using Squares = float[2][kBranches];
   __device__ __forceinline__ void square_errors(float channel, Squares& squares) const {
 #pragma unroll
@@ -124,7 +124,7 @@ struct KnownTrellis {
   }
 
   /// Steps from the costs at costs[0] on.
-  /// @param y  [steps]; a unit of floats behind them is read, of which nothing is used
+  /// @param y  [steps]; kSurvivorSteps floats behind them are read, too, and not used
   __device__ __forceinline__ void run(const float* y, int steps) const {
     const float* from = costs + 2 * own / kBranches * kBranches;
     Squares squares;
