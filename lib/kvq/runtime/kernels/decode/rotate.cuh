@@ -3,6 +3,7 @@
 #include <kvq/runtime/kernels/decode/params.h>
 #include <kvq/runtime/kernels/decode/policy.h>
 #include <kvq/runtime/kernels/decode/rotation_layout.h>
+#include <kvq/runtime/kernels/common/lane_row.cuh>
 #include <kvq/runtime/kernels/decode/common.cuh>
 
 /// Rotations of a few rows: of queries before decode, of results after it. A whole block applies a dense rotation; for
@@ -135,10 +136,6 @@ struct DenseRotation {
   }
 };
 
-/// A row as one warp holds it: lane l has the channels l + 32 j.
-template <int kDim>
-using LaneRow = float[kDim / 32];
-
 /// The factors of a lane's channels, sign or sign / channel scale: queries are multiplied by them before the Hadamard
 /// blocks, results after.
 template <int kDim>
@@ -159,32 +156,6 @@ template <int kDim>
 __device__ __forceinline__ void multiply(LaneRow<kDim>& x, const LaneRow<kDim>& factors) {
 #pragma unroll
   for (int j = 0; j < kDim / 32; ++j) x[j] *= factors[j];
-}
-
-/// Walsh-Hadamard transform of each block of `order` channels of a row, without the factor 1 / sqrt(order). All lanes
-/// of one warp call it.
-template <int kDim>
-__device__ __forceinline__ void transform(LaneRow<kDim>& x, int order, int lane) {
-  constexpr int kEach = kDim / 32;
-#pragma unroll
-  for (int half = 1; half < 32; half *= 2) {
-    if (half >= order) break;
-#pragma unroll
-    for (float& own : x) {
-      const float other = __shfl_xor_sync(kAll, own, half);
-      own = lane & half ? other - own : own + other;
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < kEach; step *= 2) {
-    if (32 * step >= order) break;
-#pragma unroll
-    for (int j = 0; j + step < kEach; ++j) {
-      if (j & step) continue;
-      const float a = x[j], b = x[j + step];
-      x[j] = a + b, x[j + step] = a - b;
-    }
-  }
 }
 
 }  // namespace kvq::decode

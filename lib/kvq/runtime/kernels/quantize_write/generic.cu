@@ -5,6 +5,7 @@
 #include <kvq/runtime/kernels/common/generic_bits.cuh>
 #include <kvq/runtime/kernels/common/generic_rotate.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
+#include <kvq/runtime/kernels/common/lane_row.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
 
 #include <cuda_runtime.h>
@@ -56,10 +57,6 @@ __device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int
   __syncthreads();
 }
 
-/// A row as one warp holds it: lane l has the channels l + 32 j; 0 behind the last one.
-template <int kMostDim>
-using LaneRow = float[kMostDim / 32];
-
 /// Calls f(j, channel) for the lane's channels of a row.
 template <int kMostDim, typename F>
 __device__ __forceinline__ void for_each_channel(int dim, int lane, F f) {
@@ -68,34 +65,8 @@ __device__ __forceinline__ void for_each_channel(int dim, int lane, F f) {
     if (lane + 32 * j < dim) f(j, lane + 32 * j);
 }
 
-/// Walsh-Hadamard transform of each block of `order` channels, a power of two. All lanes of a warp call it.
-template <int kMostDim>
-__device__ __forceinline__ void transform_row(LaneRow<kMostDim>& x, int order, int lane) {
-#pragma unroll
-  for (int half = 1; half < 32; half *= 2) {
-    if (half >= order) break;
-#pragma unroll
-    for (float& own : x) {
-      const float other = __shfl_xor_sync(kAll, own, half);
-      own = lane & half ? other - own : own + other;
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < kMostDim / 32; step *= 2) {
-    if (32 * step >= order) break;
-#pragma unroll
-    for (int j = 0; j + step < kMostDim / 32; ++j) {
-      if (j & step) continue;
-      const float a = x[j], b = x[j + step];
-      x[j] = a + b, x[j + step] = a - b;
-    }
-  }
-  const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(order)));
-#pragma unroll
-  for (float& own : x) own *= norm;
-}
-
 /// What a row is multiplied by, but for dense rotations. All lanes of a warp call it.
+/// @param x     0 behind the last channel
 /// @param head  of the rows
 template <typename T, int kMostDim>
 __device__ __forceinline__ void rotate_row(LaneRow<kMostDim>& x, const WriteSide& from, int dim, int head, int lane) {
@@ -108,7 +79,11 @@ __device__ __forceinline__ void rotate_row(LaneRow<kMostDim>& x, const WriteSide
       x[j] *= static_cast<float>(from.signs[entry + c]);
     if (from.rotation && row_scale != 1.0f) x[j] *= row_scale;
   });
-  if (from.order > 1) transform_row<kMostDim>(x, from.order, lane);
+  if (from.order <= 1) return;
+  transform<kMostDim>(x, from.order, lane);
+  const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(from.order)));
+#pragma unroll
+  for (float& own : x) own *= norm;
 }
 
 /// The nearest centroid of each of the block's rows, while it is searched.
