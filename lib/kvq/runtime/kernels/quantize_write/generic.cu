@@ -156,10 +156,12 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
   // 1. What the head's rows are, and the tokens' destinations.
   __shared__ HeadRows head_rows;
   if constexpr (kCoded) {
-    static_assert(sizeof(HeadRows) % sizeof(unsigned) == 0);
-    const auto* of_head = reinterpret_cast<const unsigned*>(from.code.heads + head);
-    for (int i = thread; side.is_bits() && i < static_cast<int>(sizeof(HeadRows) / sizeof(unsigned)); i += kThreads)
-      reinterpret_cast<unsigned*>(&head_rows)[i] = __ldg(of_head + i);
+    constexpr int kHeadWords = sizeof(HeadRows) / sizeof(unsigned);
+    static_assert(sizeof(HeadRows) == kHeadWords * sizeof(unsigned));
+    if (side.is_bits())
+      for (int i = thread; i < kHeadWords; i += kThreads)
+        reinterpret_cast<unsigned*>(&head_rows)[i] =
+            __ldg(reinterpret_cast<const unsigned*>(from.code.heads + head) + i);
   }
   write::wait_for_kernels_before(p.holds_next);
   bool goes_somewhere = false;
