@@ -48,12 +48,12 @@ struct CodedLayer {
   Artifact artifact() const {
     Artifact artifact = served_artifact({.sink_tokens = 4, .recent_tokens = 24}, 0);
     LayerPlan& plan = artifact.layers[static_cast<std::size_t>(layer)];
-    for (TensorPlan* side : {&plan.k, &plan.v.value()}) {
-      if (!trellis) break;
-      side->clip_ratio.clear();
-      side->coder = TrellisCoder{
-          .bits = 2, .group_size = 128, .taps = {{.bits = 2, .memory = 1, .theta = {1.48f, 0.92f, -0.79f, 0.99f}}}};
-    }
+    if (trellis)
+      for (TensorPlan* side : {&plan.k, &plan.v.value()}) {
+        side->clip_ratio.clear();
+        side->coder = TrellisCoder{
+            .bits = 2, .group_size = 128, .taps = {{.bits = 2, .memory = 1, .theta = {1.48f, 0.92f, -0.79f, 0.99f}}}};
+      }
     return artifact;
   }
 };

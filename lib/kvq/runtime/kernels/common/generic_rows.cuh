@@ -6,6 +6,7 @@
 #include <kvq/runtime/kernels/common/pair.cuh>
 
 /// From rotated rows in shared memory to stored rows, bit for bit as packing.md says; a warp takes a row at a time.
+/// Functions that are not inlined have many registers of their own, which the kernel around them would spill.
 namespace kvq::generic {
 
 /// A block's 16 rows, one side of one head. @tparam kMostDim  largest head_dim

@@ -3,7 +3,6 @@
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
 #include <kvq/runtime/kernels/common/generic_bits.cuh>
-#include <kvq/runtime/kernels/common/generic_rotate.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/common/lane_row.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
