@@ -63,28 +63,45 @@ KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
 }
 /// Rows that a warp searches in one call.
 constexpr int kMostSearched = 4;
-/// Of these, the rows of a known trellis that it searches at the same time.
-KVQ_HD constexpr int searched_at_once(int bits, int memory) { return bits * memory == 6 ? 1 : kMostSearched; }
-/// The codes that a state drops in so many steps are one number.
-constexpr int kSurvivorSteps = 4;
-template <int kBits>
-using SurvivorsOf = std::conditional_t<kBits * kSurvivorSteps <= 8, std::uint8_t, std::uint16_t>;
-
 /// The search begins with a run over so many channels on both sides of the seam.
 constexpr int kSeamLength = 32;
 KVQ_HD constexpr int search_steps(int channels) {
   const int seam = 2 * (channels < kSeamLength ? channels : kSeamLength);
   return channels > seam ? channels : seam;
 }
-KVQ_HD constexpr int survivor_units(int channels) {
-  return (search_steps(channels) + kSurvivorSteps - 1) / kSurvivorSteps;
-}
-/// Memory of a warp's search: costs of states before and after a step, then survivors. Of a trellis that is not known,
-/// survivors have one byte for each step and state.
+
+/// What the search of a known trellis has in shared memory for each row that is searched at the same time: the paths to
+/// all states before and after a step, what each path's codes were at the end of each unit of steps, and the codes of
+/// the row's path.
+struct SearchLayout {
+  int bits, memory;
+  KVQ_HD constexpr int states() const { return 1 << (bits * memory); }
+  KVQ_HD constexpr int branches() const { return 1 << bits; }
+  KVQ_HD constexpr int families() const { return states() / branches(); }
+  KVQ_HD constexpr int lane_states() const { return states() * kMostSearched > 32 ? 2 : 1; }
+  KVQ_HD constexpr int rows() const { return 32 * lane_states() / states(); }
+  /// The codes of so many steps are one word.
+  KVQ_HD constexpr int unit_steps() const { return bits == 2 ? 16 : 8; }
+  KVQ_HD constexpr int units(int channels) const { return (channels + unit_steps() - 1) / unit_steps(); }
+  KVQ_HD constexpr int unit_bytes() const { return states() * 4; }
+  /// Costs before a step, costs after it, words of codes before it and after it. The numbers of the predecessors of a
+  /// family of states are neighbors.
+  KVQ_HD constexpr int paths_bytes() const { return 4 * 4 * states(); }
+  KVQ_HD constexpr int stream_at(int channels) const { return paths_bytes() + units(channels) * unit_bytes(); }
+  /// Such that the lanes of different rows store to different banks.
+  KVQ_HD constexpr int row_bytes(int channels) const {
+    return (stream_at(channels) + 4 * (units(channels) + 1) + 127) / 128 * 128 +
+           (lane_states() == 2 ? 64 : 4 * states());
+  }
+};
+
+/// Memory of a warp's search. Of a trellis that is not known: costs of states before and after a step, then survivors,
+/// one byte for each step and state.
 KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels) {
-  const int states = 1 << (bits * memory), costs = 2 * states * static_cast<int>(sizeof(float));
-  if (!is_known_trellis(bits, memory)) return costs + search_steps(channels) * states;
-  return searched_at_once(bits, memory) * (costs + survivor_units(channels) * states * (bits == 2 ? 1 : 2));
+  if (is_known_trellis(bits, memory))
+    return SearchLayout{bits, memory}.rows() * SearchLayout{bits, memory}.row_bytes(channels);
+  const int states = 1 << (bits * memory);
+  return (2 * static_cast<int>(sizeof(float)) + search_steps(channels)) * states;
 }
 
 }  // namespace kvq

@@ -28,71 +28,88 @@ __device__ __forceinline__ std::byte* dynamic_shared(int offset) {
   return shared + offset;
 }
 
-template <int kBitsArg, int kMemory>
+/// The best path to a state: what the search of later states reads of it.
+struct Path {
+  float cost;
+  unsigned codes;  ///< that the path dropped in the last steps, the newest in the lowest bits
+};
+
+template <int kBits, int kMemory>
 struct KnownTrellis {
-  static constexpr int kBits = kBitsArg, kBranches = 1 << kBits, kStates = 1 << (kBits * kMemory);
-  static constexpr int kFamilies = kStates / kBranches;  ///< a family: the states with the same predecessors
-  static constexpr int kLanes = kStates / 2, kRows = searched_at_once(kBits, kMemory);
-  static_assert(kBranches >= 4 && kLanes * kRows <= 32);
-  using Survivors = SurvivorsOf<kBits>;  ///< of a state in kSurvivorSteps steps: the codes that it dropped
-  static constexpr int kMask = kBranches - 1;
+  static KVQ_HD constexpr SearchLayout layout() { return {kBits, kMemory}; }
+  static constexpr int kBranches = layout().branches(), kStates = layout().states(), kUnitSteps = layout().unit_steps();
+  static constexpr int kFamilies = layout().families();  ///< a family: the states with the same predecessors
+  static constexpr int kRows = layout().rows(), kLanes = 32 / kRows, kOwn = layout().lane_states();
+  /// Bytes from costs before an even number of steps to those before an odd one; codes behind both, likewise.
+  static constexpr int kOdd = 4 * kStates, kCodes = 2 * kOdd;
+  static_assert(kBranches >= 4 && kLanes * kOwn == kStates && kBits * kUnitSteps <= 32 && kMemory < kUnitSteps);
 
-  /// Where the cost of a state is: the predecessors of one family are neighbors.
-  static __device__ __forceinline__ int place(int state) { return state % kFamilies * kBranches + state / kFamilies; }
-
-  /// The smallest of costs, the first of equal ones.
-  struct Best {
-    float cost;
-    unsigned code;
-  };
-  template <int kCount>
-  static __device__ __forceinline__ Best best_of(const float* reached) {
-    if constexpr (kCount == 1) {
-      return {reached[0], 0};
-    } else {
-      const Best low = best_of<kCount / 2>(reached), high = best_of<kCount / 2>(reached + kCount / 2);
-      const bool is_high = high.cost < low.cost;
-      return {fminf(low.cost, high.cost), is_high ? high.code | (kCount / 2) : low.code};
-    }
-  }
-
-  int row, own;                ///< the lane's row of those that are searched at once, its place among the row's lanes
-  bool has_row;                ///< else the lane repeats what a lane of the first row does
-  int state;                   ///< the first of the lane's two
-  int places[2];               ///< of the states' costs, in an order in which lanes store to different banks
-  int turn;                    ///< 1: places[0] is of the second state
-  float values[2][kBranches];  ///< of the windows that end in the state of places[0], in the other one
-  float* costs;                ///< [2, kStates] of the row
-  int survivors;               ///< offset of [survivor_units(), kStates] Survivors of the row
+  int row, own;  ///< the lane's row of those that are searched at once, its place among the row's lanes
+  /// Whether the row is there. If not, the lane searches the first one, for nothing.
+  bool has_row;
+  int states[kOwn];               ///< of the lane, in an order in which lanes store to different banks
+  float values[kOwn][kBranches];  ///< of the windows that end in each of them
+  // Of the codes of a path to one of the lane's states, its successors take codes * grow + appended.
+  unsigned grow = 1, appended[kOwn] = {};
+  // Offsets in dynamic shared memory.
+  int paths;         ///< to all states
+  int family;        ///< of these, those to the predecessors of the lane's states
+  int places[kOwn];  ///< of these, those to the lane's states
+  int survivors;     ///< [units, kStates] codes of the paths at the end of each unit
+  int stream;        ///< [units + 1] the codes of the row's path
+  static constexpr int kAhead = 4;
+  // The channels of the next steps: where they are, and the first ones.
+  const float* ahead;
+  float channels[kAhead];
 
   __device__ __forceinline__ KnownTrellis(const float* table, const SearchedRows& rows, int lane)
-      : row(lane / kLanes), own(lane % kLanes), has_row(row < min(kRows, rows.count)), state(2 * own) {
-    if (!has_row) row = 0;
-    // The places of two states of a family are kBranches apart.
-    turn = kStates == 64 ? own >> (kBits == 2 ? 2 : 1) & 1 : 0;
+      : row(lane / kLanes), own(lane % kLanes), has_row(row < rows.count) {
+    const int turn = kOwn == 2 ? (kRows > 1 ? row >> 1 : own >> (kBits == 2 ? 2 : 1)) & 1 : 0;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      places[i] = place(state + (i ^ turn));
+    for (int i = 0; i < kOwn; ++i) {
+      states[i] = kOwn * own + (i ^ turn);
 #pragma unroll
-      for (int p = 0; p < kBranches; ++p) values[i][p] = __ldg(table + state + (i ^ turn) + p * kStates);
+      for (int p = 0; p < kBranches; ++p) values[i][p] = __ldg(table + states[i] + p * kStates);
     }
-    costs = reinterpret_cast<float*>(dynamic_shared(rows.memory)) + row * 2 * kStates;
-    survivors = rows.memory + kRows * 2 * kStates * static_cast<int>(sizeof(float)) +
-                row * survivor_units(rows.channels) * kUnitBytes;
+    paths = rows.memory + row * layout().row_bytes(rows.channels);
+    family = paths + states[0] / kBranches * kBranches * 4;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) places[i] = place(states[i]);
+    survivors = paths + layout().paths_bytes();
+    stream = paths + layout().stream_at(rows.channels);
   }
 
-  static constexpr int kUnitBytes = kStates * static_cast<int>(sizeof(Survivors));
-  /// Of a state in a unit of kSurvivorSteps steps. @param unit  its offset
-  static __device__ __forceinline__ Survivors& survivor(int unit, int state) {
-    return *reinterpret_cast<Survivors*>(dynamic_shared(unit + state * static_cast<int>(sizeof(Survivors))));
+  static __device__ __forceinline__ unsigned& word(int offset) {
+    return *reinterpret_cast<unsigned*>(dynamic_shared(offset));
   }
-  __device__ __forceinline__ int unit_of(int step) const { return survivors + step / kSurvivorSteps * kUnitBytes; }
+  static __device__ __forceinline__ float& cost(int offset) {
+    return *reinterpret_cast<float*>(dynamic_shared(offset));
+  }
+  /// Of the path to a state. The paths to the predecessors of a family are neighbors.
+  __device__ __forceinline__ int place(int state) const {
+    return paths + 4 * (state % kFamilies * kBranches + state / kFamilies);
+  }
+  /// The code that the states behind a state drop.
+  static __device__ __forceinline__ unsigned oldest(int state) {
+    return static_cast<unsigned>(state >> (kBits * (kMemory - 1)));
+  }
+
+  /// The cheapest path, the first of equal ones.
+  template <int kCount>
+  static __device__ __forceinline__ Path best_of(const Path* reached) {
+    if constexpr (kCount == 1) {
+      return reached[0];
+    } else {
+      const Path low = best_of<kCount / 2>(reached), high = best_of<kCount / 2>(reached + kCount / 2);
+      return {fminf(low.cost, high.cost), high.cost < low.cost ? high.codes : low.codes};
+    }
+  }
 
   /// The squared errors of a channel, for each of `values`.
-  using Squares = float[2][kBranches];
+  using Squares = float[kOwn][kBranches];
   __device__ __forceinline__ void square_errors(float channel, Squares& squares) const {
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < kOwn; ++i)
 #pragma unroll
       for (int p = 0; p < kBranches; ++p) {
         const float e = __fsub_rn(channel, values[i][p]);
@@ -100,136 +117,175 @@ struct KnownTrellis {
       }
   }
 
-  /// One step; adds the codes that the lane's states drop to `dropped`, `shift` bits up.
-  /// @param squares  of the step's channel; becomes those of channel `next`, which do not depend on costs
-  __device__ __forceinline__ void step(Squares& squares, float next, const float* from, float* to, int shift,
-                                       unsigned (&dropped)[2]) const {
-    float before[kBranches];
+  /// One step. The paths before it and behind it are apart. A barrier has to follow.
+  /// @tparam kKeeps  whether paths keep codes
+  /// @tparam kIsOdd  where the paths before the step are
+  /// @param squares  of the step's channel
+  /// @param codes    of the paths to the lane's states
+  template <bool kKeeps, bool kIsOdd>
+  __device__ __forceinline__ void step(const Squares& squares, unsigned (&codes)[kOwn]) const {
+    constexpr int kFrom = kIsOdd ? kOdd : 0, kTo = kOdd - kFrom;
+    Path before[kBranches];
 #pragma unroll
-    for (int p = 0; p < kBranches; p += 4)
-      *reinterpret_cast<float4*>(before + p) = *reinterpret_cast<const float4*>(from + p);
-    Best best[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float reached[kBranches];
-#pragma unroll
-      for (int p = 0; p < kBranches; ++p) reached[p] = __fadd_rn(before[p], squares[i][p]);
-      best[i] = best_of<kBranches>(reached);
-      if (has_row) to[places[i]] = best[i].cost;
+    for (int p = 0; p < kBranches; p += 4) {
+      const float4 costs = *reinterpret_cast<const float4*>(dynamic_shared(family + kFrom + 4 * p));
+      const uint4 kept = *reinterpret_cast<const uint4*>(dynamic_shared(family + kFrom + kCodes + 4 * p));
+      before[p] = {costs.x, kept.x}, before[p + 1] = {costs.y, kept.y};
+      before[p + 2] = {costs.z, kept.z}, before[p + 3] = {costs.w, kept.w};
     }
-    square_errors(next, squares);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) dropped[i] |= best[i].code << shift;
-    __syncwarp();
+    for (int i = 0; i < kOwn; ++i) {
+      Path reached[kBranches];
+#pragma unroll
+      for (int p = 0; p < kBranches; ++p) reached[p] = {__fadd_rn(before[p].cost, squares[i][p]), before[p].codes};
+      const Path best = best_of<kBranches>(reached);
+      codes[i] = best.codes;
+      cost(places[i] + kTo) = best.cost;
+      if (kKeeps) word(places[i] + kTo + kCodes) = best.codes * grow + appended[i];
+    }
   }
 
-  /// Steps from the costs at costs[0] on.
-  /// @param y  [steps]; kSurvivorSteps floats behind them are read, too, and not used
-  __device__ __forceinline__ void run(const float* y, int steps) const {
-    const float* from = costs + 2 * own / kBranches * kBranches;
+  /// Goes to the channels from y on. kAhead floats behind the last one are read, too, and not used.
+  __device__ __forceinline__ void go_to(const float* y) {
+    ahead = y;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) channels[i] = y[i];
+  }
+  /// The next steps. @tparam kKeeps  as step()  @param codes  likewise
+  template <bool kKeeps>
+  __device__ __forceinline__ void run(int steps, unsigned (&codes)[kOwn]) {
     Squares squares;
-    square_errors(y[0], squares);
-    int unit = survivors;
+    square_errors(channels[0], squares);
 #pragma unroll 1
-    for (int first = 0; first < steps; first += kSurvivorSteps, unit += kUnitBytes) {
-      unsigned dropped[2] = {};
-      float next[kSurvivorSteps];
+    for (; steps >= kAhead; steps -= kAhead) {
+      float now[kAhead];
 #pragma unroll
-      for (int i = 0; i < kSurvivorSteps; ++i) next[i] = y[first + i + 1];
-      if (first + kSurvivorSteps <= steps) {
+      for (int i = 0; i < kAhead; ++i) now[i] = channels[i];
+      go_to(ahead + kAhead);
+      // The squares of the next step do not depend on costs, so the warp takes them before it waits for these.
 #pragma unroll
-        for (int i = 0; i < kSurvivorSteps; ++i)
-          step(squares, next[i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
-      } else {
-#pragma unroll
-        for (int i = 0; i + 1 < kSurvivorSteps; ++i)
-          if (first + i < steps)
-            step(squares, next[i], from + i % 2 * kStates, costs + (i + 1) % 2 * kStates, i * kBits, dropped);
+      for (int i = 0; i < kAhead; i += 2) {
+        step<kKeeps, false>(squares, codes);
+        square_errors(now[i + 1], squares);
+        __syncwarp();
+        step<kKeeps, true>(squares, codes);
+        square_errors(i + 2 < kAhead ? now[i + 2] : channels[0], squares);
+        __syncwarp();
       }
-      if (has_row)
-        survivor(unit, state + turn) = static_cast<Survivors>(dropped[0]),
-                               survivor(unit, state + 1 - turn) = static_cast<Survivors>(dropped[1]);
+    }
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      step<kKeeps, false>(squares, codes);
+      __syncwarp();
+      set_paths([](int place, int) { return Path{cost(place + kOdd), word(place + kOdd + kCodes)}; });
+      go_to(ahead + 1);
+      square_errors(channels[0], squares);
+    }
+  }
+
+  /// @param of  state -> code
+  template <typename Of>
+  __device__ __forceinline__ void set_appended(Of of) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) appended[i] = of(states[i]);
+  }
+
+  /// Sets the lane's paths before an even number of steps. @param path_of  (place, state) -> Path
+  template <typename PathOf>
+  __device__ __forceinline__ void set_paths(PathOf path_of) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const Path path = path_of(places[i], states[i]);
+      cost(places[i]) = path.cost, word(places[i] + kCodes) = path.codes;
     }
     __syncwarp();
   }
 
-  /// A path that is followed back: the codes before the current step, the oldest one in the highest bits. So the state
-  /// is in the highest bits, and the codes behind it are below.
-  static constexpr int kStateShift = 32 - kBits * kMemory;
-  static_assert(kBits * (kMemory + kSurvivorSteps) <= 32);
-  static __device__ __forceinline__ int state_of(unsigned path) { return static_cast<int>(path >> kStateShift); }
-
-  /// Follows the path that is in `state` behind step `end` - 1 back to before step `begin`.
-  /// @param windows  null, or where windows go: [end] from step 0 on
-  /// @return         the path before step `begin`
-  __device__ __forceinline__ unsigned follow_back(int state, int begin, int end, unsigned* windows) const {
-    unsigned path = static_cast<unsigned>(state) << kStateShift;
-    const auto step_back = [&](int unit, int i) {
-      path = __funnelshift_r(path, static_cast<unsigned>(survivor(unit, state_of(path))) >> (i * kBits), kBits);
+  /// The cheapest path, that to the first one of states with equal costs.
+  __device__ __forceinline__ Path cheapest() const {
+    int best = states[0];
+    float least = cost(places[0]);
+    const auto take = [&](float other, int state) {
+      if (other < least || (other == least && state < best)) least = other, best = state;
     };
-    // Behind the path before a step are the codes of later steps, so a lane has the window of the i-th of them.
-    const auto put_window = [&](int step, int i) {
-      windows[step + i] = path >> (kStateShift - kBits * (i + 1)) & (kStates * kBranches - 1);
-    };
-    const bool puts = windows && has_row;
-    const auto step_back_once = [&](int step) {
-      step_back(unit_of(step), step % kSurvivorSteps);
-      if (puts && own == 0) put_window(step, 0);
-    };
-    int step = end;
-#pragma unroll 1
-    while (step > begin && step % kSurvivorSteps != 0) step_back_once(--step);
-    int unit = unit_of(step);
-#pragma unroll 1
-    while (step - kSurvivorSteps >= begin) {
-      step -= kSurvivorSteps, unit -= kUnitBytes;
+    if (kOwn == 2) take(cost(places[kOwn - 1]), states[kOwn - 1]);
 #pragma unroll
-      for (int i = kSurvivorSteps; i-- > 0;) step_back(unit, i);
-#pragma unroll
-      for (int i = 0; i < kSurvivorSteps; i += kLanes)
-        if (puts && own + i < kSurvivorSteps) put_window(step, own + i);
-    }
-#pragma unroll 1
-    while (step > begin) step_back_once(--step);
-    return path;
+    for (int away = 1; away < kLanes; away *= 2)
+      take(__shfl_xor_sync(kAll, least, away), __shfl_xor_sync(kAll, best, away));
+    return {least, word(place(best) + kCodes)};
   }
 
-  /// The cheapest state after an even number of steps, the first of equal ones.
-  __device__ __forceinline__ int cheapest() const {
-    const float first = costs[places[0]], second = costs[places[1]], other = turn ? first : second;
-    float cost = turn ? second : first;
-    int best = state;
-    if (other < cost) cost = other, best = state + 1;
-#pragma unroll
-    for (int away = 1; away < kLanes; away *= 2) {
-      const float others = __shfl_xor_sync(kAll, cost, away);
-      const int theirs = __shfl_xor_sync(kAll, best, away);
-      if (others < cost || (others == cost && theirs < best)) cost = others, best = theirs;
-    }
-    return best;
-  }
+  /// Searches rows from number `first` on, as many as at once.
+  __device__ __forceinline__ void search(const SearchedRows& rows, int first, const float* table, int lane) {
+    const int count = rows.channels, length = min(count, kSeamLength), units = layout().units(count);
+    const float* y =
+        reinterpret_cast<const float*>(dynamic_shared(rows.y)) + (has_row ? first + row : first) * rows.stride;
 
-  /// Searches rows from number `first` on, as many as at once: y becomes the windows of their codes.
-  __device__ __forceinline__ void search(const SearchedRows& rows, int first) const {
-    const int length = min(rows.channels, kSeamLength);
-    float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + (first + row) * rows.stride;
-    auto* windows = reinterpret_cast<unsigned*>(y);
+    // 1. The steps before the seam, those behind it, then those of the row's units. They share a loop, because few
+    // instructions fit the multiprocessor's cache. Those before the seam need no codes: where a step is short, they
+    // have a loop of their own.
     int seam = 0;
-    // The seam, where any state may begin, then the row, from the seam's state to the same one. So the path closes, and
-    // its first windows have the last codes. It does so where costs are infinite, too: from that channel on both runs
-    // drop code 0, the smallest of equal ones.
 #pragma unroll 1
-    for (int is_row = 0; is_row < 2; ++is_row) {
+    for (int unit = -2; unit < units; ++unit) {
+      int steps = kUnitSteps;
+      if (unit == -2) {  // any state may begin
+        steps = length, grow = 1, set_appended([](int) { return 0u; });
+        set_paths([](int, int) { return Path{0.0f, 0}; });
+        go_to(y - length);
+      } else if (unit == -1) {  // from the seam on a path keeps the state that it had there
+        steps = length;
+        set_paths([](int place, int state) { return Path{cost(place), static_cast<unsigned>(state)}; });
+      } else if (unit == 0) {
+        // From the seam's state to the same one. So the path closes, and its first windows have the last codes. It does
+        // so where costs are infinite, too: from that channel on both runs drop code 0, the smallest of equal ones.
+        seam = static_cast<int>(cheapest().codes);
+        __syncwarp();
+        set_paths([seam](int, int state) { return Path{state == seam ? 0.0f : -kMinusInf, oldest(state)}; });
+        go_to(y);
+        // From here on it keeps the codes that it drops. All units but the first one are whole.
+        grow = kBranches, set_appended(oldest);
+        steps = count - (units - 1) * kUnitSteps;
+      }
+      unsigned codes[kOwn];
+      if (unit == -2 && kBranches == 4)
+        run<false>(steps, codes);
+      else
+        run<true>(steps, codes);
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        if (has_row) costs[places[i]] = !is_row || state + (i ^ turn) == seam ? 0.0f : -kMinusInf;
-      __syncwarp();
-      const int steps = is_row ? rows.channels : 2 * length;
-      run(is_row ? y : y - length, steps);
-      if (!is_row) seam = cheapest();
-      const unsigned path = follow_back(seam, is_row ? 0 : length, steps, is_row ? windows : nullptr);
-      __syncwarp();  // survivors and costs have been read
-      if (!is_row) seam = state_of(path);
+      for (int i = 0; i < kOwn; ++i)
+        if (unit >= 0) word(survivors + unit * layout().unit_bytes() + 4 * states[i]) = codes[i];
+    }
+    __syncwarp();
+
+    // 2. The way back. The codes that a path dropped first in a unit are the state before it.
+    constexpr int kStateShift = kBits * (kUnitSteps - kMemory);
+    constexpr unsigned kWordMask = ~0u >> (32 - kBits * kUnitSteps);
+    unsigned codes = static_cast<unsigned>(seam) << kStateShift;
+#pragma unroll 1
+    for (int u = units; u >= 0; --u) {
+      if (own == 0) word(stream + 4 * u) = codes;
+      if (u > 0)
+        codes =
+            word(survivors + (u - 1) * layout().unit_bytes() + 4 * static_cast<int>(codes >> kStateShift)) & kWordMask;
+    }
+    __syncwarp();
+
+    // 3. The window of a channel is in the codes that its step and the kMemory ones behind it drop.
+    const int short_by = units * kUnitSteps - count;
+#pragma unroll 1
+    for (int r = first; r < min(first + kRows, rows.count); ++r) {
+      const int of_row = rows.memory + (r - first) * layout().row_bytes(count) + layout().stream_at(count);
+      float* values = reinterpret_cast<float*>(dynamic_shared(rows.y)) + r * rows.stride;
+      auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + r * rows.code_stride;
+#pragma unroll 4
+      for (int c = lane; c < count; c += 32) {
+        const int at = c + short_by, unit = of_row + at / kUnitSteps * 4, i = at % kUnitSteps;
+        const std::uint64_t two = std::uint64_t{word(unit)} << (kBits * kUnitSteps) | word(unit + 4);
+        const unsigned window =
+            static_cast<unsigned>(two >> (kBits * (2 * kUnitSteps - kMemory - 1 - i))) & (kStates * kBranches - 1);
+        codes[c] = static_cast<std::uint8_t>(window & (kBranches - 1));
+        values[c] = __ldg(table + window);
+      }
     }
     __syncwarp();
   }
@@ -240,21 +296,9 @@ struct KnownTrellis {
 /// @param table  [2^(b (m + 1))] values by window
 template <int kBits, int kMemory>
 __device__ __noinline__ void search_known(const float* table, const SearchedRows rows, int lane) {
-  const KnownTrellis<kBits, kMemory> trellis(table, rows, lane);
+  KnownTrellis<kBits, kMemory> trellis(table, rows, lane);
 #pragma unroll 1
-  for (int first = 0; first < rows.count; first += trellis.kRows) trellis.search(rows, first);
-#pragma unroll 1
-  for (int r = 0; r < rows.count; ++r) {
-    float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + r * rows.stride;
-    auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + r * rows.code_stride;
-#pragma unroll 4
-    for (int c = lane; c < rows.channels; c += 32) {
-      const unsigned window = __float_as_uint(y[c]);
-      codes[c] = static_cast<std::uint8_t>(window & trellis.kMask);
-      y[c] = __ldg(table + window);
-    }
-  }
-  __syncwarp();
+  for (int first = 0; first < rows.count; first += trellis.kRows) trellis.search(rows, first, table, lane);
 }
 
 /// Whether the trellis is known; if so, finds codes and values as search_known() does.
