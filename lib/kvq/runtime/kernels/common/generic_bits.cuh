@@ -236,62 +236,72 @@ __device__ __noinline__ unsigned encode_with_row_scale(const BitRows<kMostDim> r
   return result;
 }
 
-/// A row of bits while it is packed: lane l has the words l + 32 i.
-template <int kMostDim>
-struct PackedRow {
-  static constexpr int kEach = kMostDim * 8 / 32 / 32;
-  unsigned own[kEach] = {};
+/// Neighboring codes of a unit and those of their bits that lie together: at most a word, which one lane packs.
+struct PackedCodes {
+  int first = 0;   ///< channel of the row
+  int count = -1;  ///< codes; negative: the row has no such word
+  int bit = 0;     ///< the lowest one that is packed
+  int width = 1;   ///< bits of a code: 1, 2, 4 or 8
+  int at = 0;      ///< where they go: bit of the row
 
-  /// Puts a word at bit `at` of the row. All lanes of a warp call it with the same word.
-  __device__ __forceinline__ void put(unsigned word, int at, int lane) {
-    const int distance = lane - at / 32, shift = at % 32;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (distance + 32 * i == 0) own[i] |= word << shift;
-      if (distance + 32 * i == 1) own[i] |= __funnelshift_l(word, 0, shift);  // the word's bits beyond bit 31
-    }
-  }
-  /// Packs a segment. @param codes  [channels of the segment]
-  __device__ __forceinline__ void put_segment(const BitSegment& place, bool value, const std::uint8_t* codes,
-                                              int lane) {
-    int at = place.first_bit;
+  /// The word-th of a row. A unit has as many as a code has bits; in a short unit some have no codes.
+  static __device__ __forceinline__ PackedCodes of(const HeadRows& head, bool value, int word) {
 #pragma unroll 1
-    for (int unit = 0; unit < place.channels; unit += kUnitChannels) {
-      const int count = min(kUnitChannels, place.channels - unit);
-      const unsigned code = lane < count ? codes[unit + lane] : 0;
-#pragma unroll 1
-      for (int bit = 0, width = 1; bit < place.bits; bit += width) {
-        if (value) width = code_field(place.bits, bit).width;
-        const unsigned field = code >> bit & ((1u << width) - 1);
-        if (width == 1) {
-          put(__ballot_sync(kAll, static_cast<int>(field)), at, lane);
-        } else {  // the fields of 32 / width lanes are a word
-#pragma unroll 1
-          for (int word = 0; 32 * word < width * count; ++word) {
-            const int first = lane * width - 32 * word;
-            put(__reduce_or_sync(kAll, first >= 0 && first < 32 ? field << first : 0), at + 32 * word, lane);
-          }
-        }
-        at += width * count;
+    for (int s = 0; s < head.num_segments; ++s) {
+      const BitSegment& place = head.segments[s].place;
+      const int bits = place.bits, words = (place.channels + kUnitChannels - 1) / kUnitChannels * bits;
+      if (word >= words) {
+        word -= words;
+        continue;
       }
+      const int unit = word / bits * kUnitChannels, bit = word % bits;
+      const CodeField field = value ? code_field(bits, bit) : CodeField{bit, 1};
+      const int channels = min(kUnitChannels, place.channels - unit), each = 32 / field.width;
+      const int skipped = (bit - field.first) * each;  // codes in the field's words before
+      return {
+          .first = place.first_channel + unit + skipped,
+          .count = min(each, max(0, channels - skipped)),
+          .bit = field.first,
+          .width = field.width,
+          .at = place.first_bit + unit * bits + field.first * channels + skipped * field.width,
+      };
     }
+    return {};
+  }
+
+  /// @param codes  of the row, aligned to 4; four behind the last one are read, too, and not used
+  __device__ __forceinline__ unsigned pack(const std::uint8_t* codes) const {
+    const auto* fours = reinterpret_cast<const unsigned*>(codes) + first / 4;
+    const unsigned fields = 0x01010101u * ((1u << width) - 1), pairs = 0x00010001u * ((1u << (2 * width)) - 1),
+                   all = ~0u >> (32 - 4 * width);
+    unsigned packed = 0, four = fours[0];
+#pragma unroll 2
+    for (int at_bit = 0; at_bit < 32; at_bit += 4 * width) {
+      const unsigned next = *++fours;
+      unsigned x = __funnelshift_r(four, next, first % 4 * 8) >> bit & fields;
+      x = (x | x >> (8 - width)) & pairs;
+      packed |= ((x | x >> (16 - 2 * width)) & all) << at_bit;
+      four = next;
+    }
+    return count * width < 32 ? packed & ((1u << (count * width)) - 1) : packed;
   }
 };
 
-/// Stores codes as a token's row of bits. All lanes of a warp call it. @param words  [side.row_words] scratch
-template <int kMostDim>
-__device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide& side, bool value,
+/// Stores codes as a token's row of bits. All lanes of a warp call it.
+/// @param own    PackedCodes::of() with word = lane
+/// @param words  [side.row_words] scratch
+__device__ __forceinline__ void store_bits(const HeadRows& head, const TileSide& side, bool value, PackedCodes own,
                                            const std::uint8_t* codes, unsigned* words, std::byte* tile, int token,
                                            int lane) {
-  PackedRow<kMostDim> row;
+  for (int w = lane; w < side.row_words; w += 32) words[w] = 0;
+  __syncwarp();
 #pragma unroll 1
-  for (int s = 0; s < head.num_segments; ++s) {
-    const BitSegment& place = head.segments[s].place;
-    row.put_segment(place, value, codes + place.first_channel, lane);
+  for (int word = lane; own.count >= 0; own = PackedCodes::of(head, value, word += 32)) {
+    if (own.count == 0) continue;
+    const unsigned packed = own.pack(codes), beyond = __funnelshift_l(packed, 0, own.at % 32);
+    atomicAdd(&words[own.at / 32], packed << own.at % 32);
+    if (beyond) atomicAdd(&words[own.at / 32 + 1], beyond);
   }
-#pragma unroll
-  for (int i = 0; i < row.kEach; ++i)
-    if (lane + 32 * i < side.row_words) words[lane + 32 * i] = row.own[i];
   __syncwarp();
   if (value) {
     for (int y = lane; y < 4 * side.row_words; y += 32)
@@ -352,13 +362,14 @@ __device__ __forceinline__ unsigned code_bit_rows(const BitRows<kMostDim>& rows,
     }
   }
   __syncwarp();
+  const PackedCodes packed_codes = PackedCodes::of(head, value, lane);
   for (int r = 0; r < rows.count; ++r) {
     const bool is_finite = finite >> r & 1u;
     for (int c = lane; !is_finite && c < side.head_dim; c += 32) rows.codes_of(r)[c] = 0;
     for (int i = is_finite ? used + lane : lane; i < side.numbers; i += 32)
       put(r, i, i < used ? quiet_nan(side, numbers.bfloat) : 0);
     __syncwarp();
-    store_bits<kMostDim>(head, side, value, rows.codes_of(r), rows.words(), tile_of(r), token_of(r), lane);
+    store_bits(head, side, value, packed_codes, rows.codes_of(r), rows.words(), tile_of(r), token_of(r), lane);
   }
   return finite;
 }

@@ -60,7 +60,7 @@ struct KnownTrellis {
   static constexpr int kAhead = 4;
   // The channels of the next steps: where they are, and the first ones.
   const float* ahead;
-  float channels[kAhead];
+  float channels[kAhead] = {};
 
   __device__ __forceinline__ KnownTrellis(const float* table, const SearchedRows& rows, int lane)
       : row(lane / kLanes), own(lane % kLanes), has_row(row < rows.count) {

@@ -127,7 +127,7 @@ __device__ __forceinline__ void search_centroids(const WriteParams& p, const Wri
 }
 
 /// Blocks of a multiprocessor.
-constexpr int resident_blocks(int most_dim) { return most_dim <= 128 ? 5 : 4; }
+constexpr int kResidentBlocks = 4;
 /// Blocks of a multiprocessor up to which warps take fewer rows each: so many blocks run nearly as fast as one.
 constexpr int kSpareBlocks = 2;
 
@@ -138,7 +138,7 @@ constexpr int kSpareBlocks = 2;
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 /// @param warp_rows   rows of a warp, at most kMostSearched
 template <typename T, bool kCoded, int kMostDim>
-__global__ void __launch_bounds__(kThreads, resident_blocks(kMostDim))
+__global__ void __launch_bounds__(kThreads, kResidentBlocks)
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
                          BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job) {
   static_assert(kWarps * kMostSearched == kTileTokens);
