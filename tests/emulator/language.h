@@ -121,15 +121,6 @@ T __reduce_add_sync(unsigned mask, T value) {
       if (lane) *lane = sum;
   });
 }
-inline unsigned __reduce_or_sync(unsigned mask, unsigned value) {
-  return kvq::emulator::exchange("__reduce_or_sync", mask, value, [](unsigned*(&all)[32]) {
-    unsigned any = 0;
-    for (const unsigned* lane : all)
-      if (lane) any |= *lane;
-    for (unsigned* lane : all)
-      if (lane) *lane = any;
-  });
-}
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) {
   kvq::emulator::exchange("__syncwarp", mask, 0, [](int*(&)[32]) {});
 }

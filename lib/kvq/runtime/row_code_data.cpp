@@ -33,7 +33,7 @@ class Tables {
 struct DescribeCoder {
   RowSegment& segment;
   Tables& tables;
-  int& search_bytes;
+  RowCode& code;
   void operator()(const UniformCoder& coder) const {
     segment.kind = coder.levels == UniformLevels::affine ? CodeKind::affine : CodeKind::symmetric;
   }
@@ -46,16 +46,18 @@ struct DescribeCoder {
   void operator()(const TrellisGroup& coder) const {
     segment.kind = CodeKind::trellis, segment.memory = coder.memory();
     segment.table = tables.add({coder.values().begin(), coder.values().end()});
-    search_bytes = std::max(search_bytes, trellis_search_bytes(coder.bits(), coder.memory(), segment.group_size));
+    code.search_bytes =
+        std::max(code.search_bytes, trellis_search_bytes(coder.bits(), coder.memory(), segment.group_size));
+    code.searches_each_row |= searched_at_once(coder.bits(), coder.memory()) == 1;
   }
 };
 
-HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, int& search_bytes) {
+HeadRows head_rows(const TensorPlan& plan, int head, int dim, Tables& tables, RowCode& code) {
   const RowCodec codec(plan, head, dim);
   HeadRows rows;
   for (const BitSegment& place : bit_segments(plan, head, dim)) {
     RowSegment segment{.place = place};
-    const DescribeCoder describe{segment, tables, search_bytes};
+    const DescribeCoder describe{segment, tables, code};
     if (const UniformCoder* uniform = codec.uniform()) {
       segment.group_size = uniform->group_size;
       describe(*uniform);
@@ -99,7 +101,7 @@ RowCodeData row_code_data(const TensorPlan& plan, int num_kv_heads, int dim) {
   if (is_bit_tiles(plan, num_kv_heads, dim)) {
     Tables tables;
     for (int head = 0; head < num_kv_heads; ++head)
-      data.heads.push_back(head_rows(plan, head, dim, tables, data.values.search_bytes));
+      data.heads.push_back(head_rows(plan, head, dim, tables, data.values));
     data.tables = tables.take();
     data.weights = table_weights(plan, num_kv_heads, dim), data.levels = level_tables(plan, num_kv_heads, dim);
     data.segments = segment_rows(plan, num_kv_heads, dim);

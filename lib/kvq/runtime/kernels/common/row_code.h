@@ -5,7 +5,6 @@
 #include <kvq/runtime/kernels/common/linear_taps.h>
 
 #include <cstdint>
-#include <type_traits>
 
 /// What generic kernels know of coded rows beside the sizes of their tiles: plain structs in device memory, made on the
 /// host by row_code_data.h.
@@ -45,8 +44,9 @@ struct RowCode {
   /// of a unit: [Hkv, 1, kMostUnitChannels] taps
   const SegmentProgram* programs = nullptr;
   LinearTaps program_taps = {};
-  bool one_scale = false;  ///< a row has one scale (packing.md, "One scale a row")
-  int search_bytes = 0;    ///< that the search of a trellis needs at most (trellis_search_bytes())
+  bool one_scale = false;          ///< a row has one scale (packing.md, "One scale a row")
+  int search_bytes = 0;            ///< that the search of a trellis needs at most (trellis_search_bytes())
+  bool searches_each_row = false;  ///< there is a trellis of which a warp searches one row at a time
 
   // centroids
   int num_centroids = 0;
@@ -95,11 +95,16 @@ struct SearchLayout {
   }
 };
 
+/// Rows that a warp searches at the same time.
+KVQ_HD constexpr int searched_at_once(int bits, int memory) {
+  return is_known_trellis(bits, memory) ? SearchLayout{bits, memory}.rows() : 1;
+}
+
 /// Memory of a warp's search. Of a trellis that is not known: costs of states before and after a step, then survivors,
 /// one byte for each step and state.
 KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels) {
   if (is_known_trellis(bits, memory))
-    return SearchLayout{bits, memory}.rows() * SearchLayout{bits, memory}.row_bytes(channels);
+    return searched_at_once(bits, memory) * SearchLayout{bits, memory}.row_bytes(channels);
   const int states = 1 << (bits * memory);
   return (2 * static_cast<int>(sizeof(float)) + search_steps(channels)) * states;
 }

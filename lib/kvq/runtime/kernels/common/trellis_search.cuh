@@ -3,11 +3,10 @@
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/constants.cuh>
 
-#include <type_traits>
-
 /// The search of packing.md (d) for the trellises of which the compiler knows the sizes (is_known_trellis()). A lane
-/// has two states that have the same predecessors, and keeps the values of their windows in registers. So a row takes
-/// half as many lanes as there are states, and a warp searches several rows at once if there are few states.
+/// has one or two states that have the same predecessors, and keeps the values of their windows in registers. A warp
+/// searches several rows at once if there are few states (SearchLayout::rows()). With its cost, a path to a state keeps
+/// the codes that it dropped in the last steps; so the way back finds the codes of a whole unit of steps with one look.
 namespace kvq::generic {
 
 /// The rows that a warp searches in one call: at most kMostSearched. All are in dynamic shared memory, at so many bytes

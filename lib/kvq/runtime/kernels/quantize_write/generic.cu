@@ -128,8 +128,11 @@ __device__ __forceinline__ void search_centroids(const WriteParams& p, const Wri
 
 /// Blocks of a multiprocessor.
 constexpr int kResidentBlocks = 4;
-/// Blocks of a multiprocessor up to which warps take fewer rows each: so many blocks run nearly as fast as one.
-constexpr int kSpareBlocks = 2;
+/// Blocks of a multiprocessor up to which warps take fewer rows each. Two blocks run nearly as fast as one. If a warp
+/// searches its rows one after the other, four are faster than fewer blocks with more rows.
+constexpr int spare_blocks(const WriteParams& p) {
+  return p.k.code.searches_each_row || p.v.code.searches_each_row ? kResidentBlocks : 2;
+}
 
 /// Grid [runs of kWarps * warp_rows tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of
 /// all heads, then the values, from `first_job` on.
@@ -301,8 +304,8 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
     return (params.num_tokens + kWarps * warp_rows - 1) / (kWarps * warp_rows);
   };
   int warp_rows = 1;
-  while (warp_rows < kMostSearched && std::int64_t{runs_of(warp_rows)} * jobs > kSpareBlocks * launch.multiprocessors)
-    warp_rows *= 2;
+  const std::int64_t most_blocks = std::int64_t{spare_blocks(params)} * launch.multiprocessors;
+  while (warp_rows < kMostSearched && std::int64_t{runs_of(warp_rows)} * jobs > most_blocks) warp_rows *= 2;
   const dim3 grid(static_cast<unsigned>(runs_of(warp_rows)), static_cast<unsigned>(jobs));
   const TileSide &k = launch.format.k, &v = launch.format.v;
   const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
