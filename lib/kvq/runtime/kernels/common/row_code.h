@@ -78,7 +78,9 @@ struct SearchLayout {
   KVQ_HD constexpr int states() const { return 1 << (bits * memory); }
   KVQ_HD constexpr int branches() const { return 1 << bits; }
   KVQ_HD constexpr int families() const { return states() / branches(); }
+  /// States of a lane: as few as let a warp search kMostSearched rows at once, at most two.
   KVQ_HD constexpr int lane_states() const { return states() * kMostSearched > 32 ? 2 : 1; }
+  /// Rows that a warp searches at the same time.
   KVQ_HD constexpr int rows() const { return 32 * lane_states() / states(); }
   /// The codes of so many steps are one word.
   KVQ_HD constexpr int unit_steps() const { return bits == 2 ? 16 : 8; }
@@ -95,7 +97,7 @@ struct SearchLayout {
   }
 };
 
-/// Rows that a warp searches at the same time.
+/// Rows that a warp searches at the same time, of any trellis.
 KVQ_HD constexpr int searched_at_once(int bits, int memory) {
   return is_known_trellis(bits, memory) ? SearchLayout{bits, memory}.rows() : 1;
 }
