@@ -126,22 +126,28 @@ __device__ __forceinline__ void search_centroids(const WriteParams& p, const Wri
   __syncthreads();
 }
 
-/// Blocks of a multiprocessor.
-constexpr int kResidentBlocks = 4;
+/// What a kernel writes beside rows of code tiles and exact rows.
+enum class RowKind {
+  plain,      ///< nothing
+  centroids,  ///< their residuals
+  bits        ///< bit tiles, too
+};
+
+/// Blocks of a multiprocessor. The search of a trellis needs the registers of four.
+constexpr int resident_blocks(RowKind kind, int most_dim) { return kind == RowKind::bits || most_dim > 128 ? 4 : 5; }
 /// Blocks of a multiprocessor up to which warps take fewer rows each. Two blocks run nearly as fast as one. If a warp
 /// searches its rows one after the other, four are faster than fewer blocks with more rows.
 constexpr int spare_blocks(const WriteParams& p) {
-  return p.k.code.searches_each_row || p.v.code.searches_each_row ? kResidentBlocks : 2;
+  return p.k.code.searches_each_row || p.v.code.searches_each_row ? 4 : 2;
 }
 
 /// Grid [runs of kWarps * warp_rows tokens, jobs]: a job is the keys or the values of a head. Jobs count the keys of
 /// all heads, then the values, from `first_job` on.
-/// @tparam kCoded     a side has bit tiles or centroids (RowCode)
 /// @tparam kMostDim   largest head_dim: 128 or kGenericHeadDim
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 /// @param warp_rows   rows of a warp, at most kMostSearched
-template <typename T, bool kCoded, int kMostDim>
-__global__ void __launch_bounds__(kThreads, kResidentBlocks)
+template <typename T, RowKind kKind, int kMostDim>
+__global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
                          BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job) {
   static_assert(kWarps * kMostSearched == kTileTokens);
@@ -157,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 
   // 1. What the head's rows are, and the tokens' destinations.
   __shared__ HeadRows head_rows;
-  if constexpr (kCoded) {
+  if constexpr (kKind == RowKind::bits) {
     constexpr int kHeadWords = sizeof(HeadRows) / sizeof(unsigned);
     static_assert(sizeof(HeadRows) == kHeadWords * sizeof(unsigned));
     if (side.is_bits())
@@ -216,7 +222,7 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
   // 4. Quantized into the pages; with centroids the rotated residual, because windows have rows without a centroid.
   const PageTiles tiles = page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value);
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
-  if constexpr (kCoded) {
+  if constexpr (kKind != RowKind::plain) {
     __shared__ NearestCentroids nearest;
     if (from.code.num_centroids > 0) {
       if (from.has_indices) {
@@ -238,27 +244,28 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
     const auto put_index = [&](int i, bool finite, std::byte* tile, int token) {
       if (side.index_bytes > 0 && lane == 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
     };
-    if (!side.is_bits()) {
+    if (kKind != RowKind::bits || !side.is_bits()) {
       store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
         put_index(i, code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token), tile,
                   token);
       });
       return;
     }
-    store_tiles(rows, side, tiles, [&](auto tile_of_row) {
-      BitRows<kMostDim> own = bit_memory.at(warp * bit_memory.bytes(), rows.x, dim);
-      for (int i = warp * warp_rows; warp < bit_warps && i < block_tokens; i += bit_warps * warp_rows) {
-        own.count = 0, own.numbers = 0;
-        for (int r = i; r < i + warp_rows; ++r)
-          if (rows.page[r] >= 0) own.numbers |= static_cast<unsigned>(r) << (4 * own.count++);
-        const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
-        const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
-        if (own.count == 0) continue;
-        const unsigned finite = code_bit_rows(own, head_rows, from.code, {from.rule, side, format.bfloat(value)}, value,
-                                              clip_rank, tile_of, token_of, lane);
-        for (int r = 0; r < own.count; ++r) put_index(own.number(r), finite >> r & 1u, tile_of(r), token_of(r));
-      }
-    });
+    if constexpr (kKind == RowKind::bits)
+      store_tiles(rows, side, tiles, [&](auto tile_of_row) {
+        BitRows<kMostDim> own = bit_memory.at(warp * bit_memory.bytes(), rows.x, dim);
+        for (int i = warp * warp_rows; warp < bit_warps && i < block_tokens; i += bit_warps * warp_rows) {
+          own.count = 0, own.numbers = 0;
+          for (int r = i; r < i + warp_rows; ++r)
+            if (rows.page[r] >= 0) own.numbers |= static_cast<unsigned>(r) << (4 * own.count++);
+          const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
+          const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
+          if (own.count == 0) continue;
+          const unsigned finite = code_bit_rows(own, head_rows, from.code, {from.rule, side, format.bfloat(value)},
+                                                value, clip_rank, tile_of, token_of, lane);
+          for (int r = 0; r < own.count; ++r) put_index(own.number(r), finite >> r & 1u, tile_of(r), token_of(r));
+        }
+      });
   } else {
     store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
       code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
@@ -268,28 +275,34 @@ __global__ void __launch_bounds__(kThreads, kResidentBlocks)
 
 namespace {
 
-template <typename T>
-auto* kernel_of(const CacheFormat& format, bool coded) {
+bool has_bits(const CacheFormat& format) { return format.k.is_bits() || format.v.is_bits(); }
+
+template <typename T, RowKind kKind>
+auto* kernel_of(const CacheFormat& format) {
   const bool small = std::max(format.k.head_dim, format.v.head_dim) <= 128;
-  if (coded) return small ? generic_write_kernel<T, true, 128> : generic_write_kernel<T, true, kGenericHeadDim>;
-  return small ? generic_write_kernel<T, false, 128> : generic_write_kernel<T, false, kGenericHeadDim>;
+  return small ? generic_write_kernel<T, kKind, 128> : generic_write_kernel<T, kKind, kGenericHeadDim>;
+}
+template <typename T>
+auto* kernel_of(const CacheFormat& format) {
+  if (has_bits(format)) return kernel_of<T, RowKind::bits>(format);
+  return format.k.index_bytes > 0 || format.v.index_bytes > 0 ? kernel_of<T, RowKind::centroids>(format)
+                                                              : kernel_of<T, RowKind::plain>(format);
 }
 
 template <typename T>
 Status plan_write(WriteLaunch& launch) {
-  auto* const coded = kernel_of<T>(launch.format, true);
+  auto* const kernel = kernel_of<T>(launch.format);
   cudaFuncAttributes attributes = {};
   int device = 0, most = 0;
-  cudaError_t error = load_kernel(kernel_of<T>(launch.format, false));
-  if (error == cudaSuccess) error = load_kernel(coded, launch.overlapping);
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, coded);
+  cudaError_t error = load_kernel(kernel, launch.overlapping);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
   if (error == cudaSuccess) error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&launch.multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   launch.shared_bytes = most - static_cast<int>(attributes.sharedSizeBytes);
   if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(coded, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
   const Status status = cuda_status(error, "quantize_write: generic: plan");
   return status.ok() ? plan_centroids(launch, std::is_same_v<T, __nv_bfloat16>) : status;
 }
@@ -308,9 +321,9 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
   while (warp_rows < kMostSearched && std::int64_t{runs_of(warp_rows)} * jobs > most_blocks) warp_rows *= 2;
   const dim3 grid(static_cast<unsigned>(runs_of(warp_rows)), static_cast<unsigned>(jobs));
   const TileSide &k = launch.format.k, &v = launch.format.v;
-  const bool bits = k.is_bits() || v.is_bits(), coded = bits || k.index_bytes > 0 || v.index_bytes > 0;
   const BitRowMemory memory{std::max(k.head_dim, v.head_dim), std::max(k.row_words, v.row_words),
                             std::max(params.k.code.search_bytes, params.v.code.search_bytes)};
+  const bool bits = has_bits(launch.format);
   const int warps = bits ? std::min(kWarps, launch.shared_bytes / memory.bytes()) : 0;
   if (bits && warps == 0)
     return Status::fail(StatusCode::unsupported,
@@ -318,8 +331,8 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
                         memory.bytes(), launch.shared_bytes);
   // It does not overlap the kernel before it: blocks that wait there would run unevenly over multiprocessors later, and
   // few tokens took twice as long. The kernel behind it may overlap this one.
-  return cuda_status(launch_kernel(kernel_of<T>(launch.format, coded), grid, kThreads, warps * memory.bytes(), false,
-                                   stream, params, launch.format, memory, warps, warp_rows, first_job),
+  return cuda_status(launch_kernel(kernel_of<T>(launch.format), grid, kThreads, warps * memory.bytes(), false, stream,
+                                   params, launch.format, memory, warps, warp_rows, first_job),
                      "quantize_write: generic: launch");
 }
 
