@@ -51,15 +51,14 @@ struct KnownTrellis {
   // Of the codes of a path to one of the lane's states, its successors take codes * grow + appended.
   unsigned grow = 1, appended[kOwn] = {};
   // Offsets in dynamic shared memory.
-  int paths;         ///< to all states
-  int family;        ///< of these, those to the predecessors of the lane's states
-  int places[kOwn];  ///< of these, those to the lane's states
-  int survivors;     ///< [units, kStates] codes of the paths at the end of each unit
-  int stream;        ///< [units + 1] the codes of the row's path
-  static constexpr int kAhead = 4;
-  // The channels of the next steps: where they are, and the first ones.
-  const float* ahead;
-  float channels[kAhead] = {};
+  int paths;                        ///< to all states
+  int family;                       ///< of these, those to the predecessors of the lane's states
+  int places[kOwn];                 ///< of these, those to the lane's states
+  int survivors;                    ///< [units, kStates] codes of the paths at the end of each unit
+  int stream;                       ///< [units + 1] the codes of the row's path
+  static constexpr int kAhead = 4;  ///< channels that are loaded ahead
+  const float* ahead;               ///< the channels of the next steps
+  float channels[kAhead] = {};      ///< the first of them; zeros, because the compiler spills more registers without
 
   __device__ __forceinline__ KnownTrellis(const float* table, const SearchedRows& rows, int lane)
       : row(lane / kLanes), own(lane % kLanes), has_row(row < rows.count) {
@@ -116,9 +115,9 @@ struct KnownTrellis {
       }
   }
 
-  /// One step. The paths before it and behind it are apart. A barrier has to follow.
+  /// One step. It reads and writes different memory. A barrier has to follow.
   /// @tparam kKeeps  whether paths keep codes
-  /// @tparam kIsOdd  where the paths before the step are
+  /// @tparam kIsOdd  whether an odd number of steps came before, so that the paths are at kOdd
   /// @param squares  of the step's channel
   /// @param codes    of the paths to the lane's states
   template <bool kKeeps, bool kIsOdd>
@@ -182,7 +181,7 @@ struct KnownTrellis {
     }
   }
 
-  /// @param of  state -> code
+  /// Sets what the successors of the lane's states append. @param of  state -> code
   template <typename Of>
   __device__ __forceinline__ void set_appended(Of of) {
 #pragma unroll
