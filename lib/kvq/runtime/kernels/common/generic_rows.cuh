@@ -30,15 +30,21 @@ __device__ __forceinline__ __nv_bfloat16 to_bf16(float x) {
   return __float2bfloat16_rn(x > most ? most : x < -most ? -most : x);
 }
 
-/// stored() of a format that is known at run time.
-__device__ __forceinline__ float stored(float x, const TileSide& side, bool bfloat, unsigned& bits) {
-  if (side.number_size == 4) {
+/// Type of the numbers that a side stores beside codes.
+struct NumberType {
+  int bytes = 2;
+  bool bfloat = false;
+};
+
+/// stored() of a type that is known at run time.
+__device__ __forceinline__ float stored(float x, NumberType type, unsigned& bits) {
+  if (type.bytes == 4) {
     const float most = 3.40282347e38f, y = x > most ? most : x < -most ? -most : x;
     bits = __float_as_uint(y);
     return y;
   }
   unsigned short two = 0;
-  const float y = bfloat ? kvq::stored<true>(x, two) : kvq::stored<false>(x, two);
+  const float y = type.bfloat ? kvq::stored<true>(x, two) : kvq::stored<false>(x, two);
   bits = two;
   return y;
 }
@@ -108,10 +114,9 @@ struct GroupNumbers {
 
 /// Quantizes a group, packing.md (a) and (b). All lanes of a warp call it and get the numbers.
 /// @param row    [channels]  @param codes [channels]
-/// @param side   has the type of the numbers
 template <int kMostDim>
-__device__ __noinline__ GroupNumbers encode_uniform(const float* row, const UniformGroup& group, const TileSide& side,
-                                                    bool bfloat, std::uint8_t* codes, int lane) {
+__device__ __noinline__ GroupNumbers encode_uniform(const float* row, const UniformGroup& group, NumberType type,
+                                                    std::uint8_t* codes, int lane) {
   const LaneChannels own(group.channels, lane);
   const int levels = (1 << group.bits) - 1, half = 1 << (group.bits - 1);
   const float size = static_cast<float>(group.channels);
@@ -129,10 +134,10 @@ __device__ __noinline__ GroupNumbers encode_uniform(const float* row, const Unif
     low = across_warp(low, [](float a, float b) { return fminf(a, b); });
     high = across_warp(high, [](float a, float b) { return fmaxf(a, b); });
     const float range = fminf(__fsub_rn(high, low), 3.40282347e38f);
-    step = stored(__fdiv_rn(range, static_cast<float>(levels)), side, bfloat, numbers.scale);
+    step = stored(__fdiv_rn(range, static_cast<float>(levels)), type, numbers.scale);
     float second = low;  // minimum or zero point
     if (group.integer_zero) second = step == 0.0f ? 0.0f : floorf(__fadd_rn(__fdiv_rn(-low, step), 0.5f));
-    second = stored(second, side, bfloat, numbers.second);
+    second = stored(second, type, numbers.second);
     if (step == 0.0f) numbers.scale = 0;
     if (second == 0.0f) numbers.second = 0;
 #pragma unroll
@@ -150,13 +155,12 @@ __device__ __noinline__ GroupNumbers encode_uniform(const float* row, const Unif
 #pragma unroll
     for (int i = 0; i < kEach; ++i) most = fmaxf(most, fabsf(x[i]));
     most = across_warp(most, [](float a, float b) { return fmaxf(a, b); });
-    step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), side, bfloat, numbers.scale);
+    step = stored(__fdiv_rn(__fmul_rn(2.0f, most), static_cast<float>(levels)), type, numbers.scale);
   } else {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) y[i] = __fmul_rn(x[i], x[i]);
     energy = tree_sum(y);
-    step =
-        stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), side, bfloat, numbers.scale);
+    step = stored(__fmul_rn(gaussian_step(group.bits), __fsqrt_rn(__fdiv_rn(energy, size))), type, numbers.scale);
   }
   int squares = 0;  // sum of squared levels
 #pragma unroll
@@ -173,9 +177,9 @@ __device__ __noinline__ GroupNumbers encode_uniform(const float* row, const Unif
   }
   const float n = static_cast<float>(__reduce_add_sync(kAll, squares));
   if (group.rule == ScaleRule::norm)
-    stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), side, bfloat, numbers.scale);
+    stored(__fsqrt_rn(__fdiv_rn(__fmul_rn(4.0f, energy), n)), type, numbers.scale);
   else if (group.rule == ScaleRule::least_squares)
-    stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), side, bfloat, numbers.scale);
+    stored(__fdiv_rn(__fmul_rn(2.0f, tree_sum(y)), n), type, numbers.scale);
   if (step == 0.0f) numbers.scale = 0;
   return numbers;
 }
@@ -187,7 +191,8 @@ __device__ __forceinline__ void encode_row(const float* row, const TileSide& sid
   const UniformGroup format{side.bits, side.group_size, side.numbers == 2, side.integer_zero, rule};
   for (int group = 0; group < side.groups(); ++group) {
     const int first = group * side.group_size;
-    const GroupNumbers numbers = encode_uniform<kMostDim>(row + first, format, side, bfloat, codes + first, lane);
+    const GroupNumbers numbers =
+        encode_uniform<kMostDim>(row + first, format, {side.number_size, bfloat}, codes + first, lane);
     if (lane == 0) {
       params[group * side.numbers] = numbers.scale;
       if (side.numbers == 2) params[group * side.numbers + 1] = numbers.second;
@@ -204,15 +209,15 @@ __device__ __forceinline__ bool is_finite_row(const float* row, int dim, int lan
 }
 
 /// The number of a row that is not finite.
-__device__ __forceinline__ unsigned quiet_nan(const TileSide& side, bool bfloat) {
-  return side.number_size == 4 ? 0x7FC00000u : bfloat ? 0x7FC0u : 0x7E00u;
+__device__ __forceinline__ unsigned quiet_nan(NumberType type) {
+  return type.bytes == 4 ? 0x7FC00000u : type.bfloat ? 0x7FC0u : 0x7E00u;
 }
 
 /// Codes and group parameters of a row that is not finite. All lanes of a warp call it.
 __device__ __forceinline__ void poison_row(const TileSide& side, bool bfloat, std::uint8_t* codes, unsigned* params,
                                            int lane) {
   for (int c = lane; c < side.head_dim; c += 32) codes[c] = 0;
-  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = quiet_nan(side, bfloat);
+  for (int i = lane; i < side.groups() * side.numbers; i += 32) params[i] = quiet_nan({side.number_size, bfloat});
   __syncwarp();
 }
 
@@ -264,13 +269,14 @@ __device__ __forceinline__ void store_tiles(GenericRows<kMostDim>& rows, const T
   const int thread = static_cast<int>(threadIdx.x);
   // If the 16 rows fill one tile of a page, the tile is assembled in shared memory and copied at once, unless it is too
   // large: bit tiles may have a number for each channel.
-  bool whole =
-      side.bytes() <= static_cast<int>(sizeof rows.tile) && rows.page[0] >= 0 && rows.page[0] % kTileTokens == 0;
-  for (int i = 1; i < kTileTokens; ++i) whole = whole && rows.page[i] == rows.page[0] + i;
+  const std::int64_t first = rows.page[0];
+  const bool follows = thread >= kTileTokens || rows.page[thread] == first + thread;
+  const bool whole = !__syncthreads_or(!follows || first < 0 || first % kTileTokens != 0 ||
+                                       side.bytes() > static_cast<int>(sizeof rows.tile));
   store([&](int i) { return whole ? rows.tile : tile_of(rows.page[i]); });
   __syncthreads();
   if (!whole) return;
-  std::byte* to = tile_of(rows.page[0]);
+  std::byte* to = tile_of(first);
   for (int i = 16 * thread; i < side.bytes(); i += 16 * kThreads)
     *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(rows.tile + i);
   __syncthreads();

@@ -62,9 +62,10 @@ __device__ __forceinline__ int cheapest_state(const TrellisSearch& trellis, int 
   return best;
 }
 
-/// All lanes of a warp call it. @param y  [count] in shared memory  @param codes  [count]
-__device__ __forceinline__ void search_trellis(const TrellisSearch& trellis, const float* y, int count,
-                                               std::uint8_t* codes, int lane) {
+/// All lanes of a warp call it. Not inlined, because few rows need it. @param y  [count] in shared memory
+/// @param codes  [count]
+static __device__ __noinline__ void search_trellis(const TrellisSearch trellis, const float* y, int count,
+                                                   std::uint8_t* codes, int lane) {
   const int states = trellis.states(), length = min(count, kSeamLength);
   // 1. The seam: any state may begin.
   for (int state = lane; state < states; state += 32) trellis.cost(0)[state] = 0.0f;

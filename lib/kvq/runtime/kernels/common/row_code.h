@@ -70,9 +70,9 @@ KVQ_HD constexpr int search_steps(int channels) {
   return channels > seam ? channels : seam;
 }
 
-/// What the search of a known trellis has in shared memory for each row that is searched at the same time: the paths to
-/// all states before and after a step, what each path's codes were at the end of each unit of steps, and the codes of
-/// the row's path.
+/// What the search of a known trellis has in shared memory: for each row that is searched at the same time the paths to
+/// all states before and after a step, and what each path's codes were at the end of each unit of steps; behind them
+/// the codes of the path of each of the warp's rows.
 struct SearchLayout {
   int bits, memory;
   KVQ_HD constexpr int states() const { return 1 << (bits * memory); }
@@ -89,11 +89,14 @@ struct SearchLayout {
   /// Costs before a step, costs after it, words of codes before it and after it. The numbers of the predecessors of a
   /// family of states are neighbors.
   KVQ_HD constexpr int paths_bytes() const { return 4 * 4 * states(); }
-  KVQ_HD constexpr int stream_at(int channels) const { return paths_bytes() + units(channels) * unit_bytes(); }
   /// Such that the lanes of different rows store to different banks.
   KVQ_HD constexpr int row_bytes(int channels) const {
-    return (stream_at(channels) + 4 * (units(channels) + 1) + 127) / 128 * 128 +
+    return (paths_bytes() + units(channels) * unit_bytes() + 127) / 128 * 128 +
            (lane_states() == 2 ? 64 : 4 * states());
+  }
+  /// Where the stream of codes of one of the warp's rows begins; of row kMostSearched: the end.
+  KVQ_HD constexpr int stream_at(int row, int channels) const {
+    return rows() * row_bytes(channels) + row * 4 * (units(channels) + 1);
   }
 };
 
@@ -105,8 +108,7 @@ KVQ_HD constexpr int searched_at_once(int bits, int memory) {
 /// Memory of a warp's search. Of a trellis that is not known: costs of states before and after a step, then survivors,
 /// one byte for each step and state.
 KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels) {
-  if (is_known_trellis(bits, memory))
-    return searched_at_once(bits, memory) * SearchLayout{bits, memory}.row_bytes(channels);
+  if (is_known_trellis(bits, memory)) return SearchLayout{bits, memory}.stream_at(kMostSearched, channels);
   const int states = 1 << (bits * memory);
   return (2 * static_cast<int>(sizeof(float)) + search_steps(channels)) * states;
 }

@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/runtime/kernels/common/constants.cuh>
+#include <kvq/runtime/kernels/common/row_teams.cuh>
 
 /// The search of packing.md (d) for the trellises of which the compiler knows the sizes (is_known_trellis()). A lane
 /// has one or two states that have the same predecessors, and keeps the values of their windows in registers. A warp
@@ -55,7 +56,6 @@ struct KnownTrellis {
   int family;                       ///< of these, those to the predecessors of the lane's states
   int places[kOwn];                 ///< of these, those to the lane's states
   int survivors;                    ///< [units, kStates] codes of the paths at the end of each unit
-  int stream;                       ///< [units + 1] the codes of the row's path
   static constexpr int kAhead = 4;  ///< channels that are loaded ahead
   const float* ahead;               ///< the channels of the next steps
   float channels[kAhead] = {};      ///< the first of them; zeros, because the compiler spills more registers without
@@ -74,7 +74,6 @@ struct KnownTrellis {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) places[i] = place(states[i]);
     survivors = paths + layout().paths_bytes();
-    stream = paths + layout().stream_at(rows.channels);
   }
 
   static __device__ __forceinline__ unsigned& word(int offset) {
@@ -259,38 +258,20 @@ struct KnownTrellis {
     constexpr int kStateShift = kBits * (kUnitSteps - kMemory);
     constexpr unsigned kWordMask = ~0u >> (32 - kBits * kUnitSteps);
     unsigned codes = static_cast<unsigned>(seam) << kStateShift;
+    const int stream = rows.memory + layout().stream_at(first + row, count);
 #pragma unroll 1
     for (int u = units; u >= 0; --u) {
-      if (own == 0) word(stream + 4 * u) = codes;
+      if (own == 0 && has_row) word(stream + 4 * u) = codes;
       if (u > 0)
         codes =
             word(survivors + (u - 1) * layout().unit_bytes() + 4 * static_cast<int>(codes >> kStateShift)) & kWordMask;
     }
     __syncwarp();
-
-    // 3. The window of a channel is in the codes that its step and the kMemory ones behind it drop.
-    const int short_by = units * kUnitSteps - count;
-#pragma unroll 1
-    for (int r = first; r < min(first + kRows, rows.count); ++r) {
-      const int of_row = rows.memory + (r - first) * layout().row_bytes(count) + layout().stream_at(count);
-      float* values = reinterpret_cast<float*>(dynamic_shared(rows.y)) + r * rows.stride;
-      auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + r * rows.code_stride;
-#pragma unroll 4
-      for (int c = lane; c < count; c += 32) {
-        const int at = c + short_by, unit = of_row + at / kUnitSteps * 4, i = at % kUnitSteps;
-        const std::uint64_t two = std::uint64_t{word(unit)} << (kBits * kUnitSteps) | word(unit + 4);
-        const unsigned window =
-            static_cast<unsigned>(two >> (kBits * (2 * kUnitSteps - kMemory - 1 - i))) & (kStates * kBranches - 1);
-        codes[c] = static_cast<std::uint8_t>(window & (kBranches - 1));
-        values[c] = __ldg(table + window);
-      }
-    }
-    __syncwarp();
   }
 };
 
-/// Finds the codes of rows and their values. All lanes of a warp call it, behind a barrier after y is written; it ends
-/// with one.
+/// Finds the streams of codes of rows. All lanes of a warp call it, behind a barrier after y is written; it ends with
+/// one.
 /// @param table  [2^(b (m + 1))] values by window
 template <int kBits, int kMemory>
 __device__ __noinline__ void search_known(const float* table, const SearchedRows rows, int lane) {
@@ -299,14 +280,45 @@ __device__ __noinline__ void search_known(const float* table, const SearchedRows
   for (int first = 0; first < rows.count; first += trellis.kRows) trellis.search(rows, first, table, lane);
 }
 
-/// Whether the trellis is known; if so, finds codes and values as search_known() does.
-__device__ __forceinline__ bool search_if_known(int bits, int memory, const float* table, const SearchedRows& rows,
-                                                int lane) {
+/// Makes codes and values of the streams. The window of a channel is in the codes that its step and the `memory` ones
+/// behind it drop. All lanes of a warp call it.
+template <typename Team>
+__device__ __noinline__ void take_windows(Team team, SearchLayout layout, const float* table, const SearchedRows rows) {
+  if (team.row >= rows.count) return;
+  const int count = rows.channels, steps = layout.unit_steps(), short_by = layout.units(count) * steps - count;
+  const int stream = rows.memory + layout.stream_at(team.row, count);
+  const unsigned mask = (1u << layout.bits * (layout.memory + 1)) - 1;
+  float* values = reinterpret_cast<float*>(dynamic_shared(rows.y)) + team.row * rows.stride;
+  auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + team.row * rows.code_stride;
+#pragma unroll 1
+  for (int c = 4 * team.lane; c < count; c += Team::kRun) {
+    // Both words have the windows of four neighbors.
+    const int at = c + short_by, unit = stream + at / steps * 4;
+    const std::uint64_t two =
+        (std::uint64_t{*reinterpret_cast<const unsigned*>(dynamic_shared(unit))} << layout.bits * steps |
+         *reinterpret_cast<const unsigned*>(dynamic_shared(unit + 4))) >>
+        layout.bits * (2 * steps - layout.memory - 4 - at % steps);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int neighbor = i ^ team.turn;
+      const unsigned window = static_cast<unsigned>(two >> layout.bits * (3 - neighbor)) & mask;
+      if (c + neighbor >= count) continue;
+      codes[c + neighbor] = static_cast<std::uint8_t>(window & ((1u << layout.bits) - 1));
+      values[c + neighbor] = __ldg(table + window);
+    }
+  }
+}
+
+/// Whether the trellis is known; if so, finds the rows' codes, and overwrites y with their values. All lanes of a warp
+/// call it, as search_known().
+template <typename Team>
+__device__ __forceinline__ bool search_if_known(Team team, int bits, int memory, const float* table,
+                                                const SearchedRows& rows, int lane) {
   if (!is_known_trellis(bits, memory)) return false;
-  const int length = min(rows.channels, kSeamLength);
-  for (int i = lane; i < rows.count * length; i += 32) {
-    float* of = reinterpret_cast<float*>(dynamic_shared(rows.y)) + i / length * rows.stride + i % length;
-    of[-length] = of[rows.channels - length];
+  if (team.row < rows.count) {
+    const int length = min(rows.channels, kSeamLength);
+    float* y = reinterpret_cast<float*>(dynamic_shared(rows.y)) + team.row * rows.stride;
+    team.template for_each<4>(length, [&](int c) { y[c - length] = y[rows.channels - length + c]; });
   }
   __syncwarp();
   if (bits == 2 && memory == 3)
@@ -321,6 +333,8 @@ __device__ __forceinline__ bool search_if_known(int bits, int memory, const floa
     search_known<3, 1>(table, rows, lane);
   else
     search_known<4, 1>(table, rows, lane);
+  take_windows(team, {bits, memory}, table, rows);
+  __syncwarp();
   return true;
 }
 

@@ -2,9 +2,10 @@
 #include <kvq/runtime/kernels/quantize_write/nearest.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/common/centroids.cuh>
 #include <kvq/runtime/kernels/common/generic_bits.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
-#include <kvq/runtime/kernels/common/lane_row.cuh>
+#include <kvq/runtime/kernels/common/row_teams.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
 
 #include <cuda_runtime.h>
@@ -56,30 +57,26 @@ __device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int
   __syncthreads();
 }
 
-/// Calls f(j, channel) for the lane's channels of a row.
-template <int kMostDim, typename F>
-__device__ __forceinline__ void for_each_channel(int dim, int lane, F f) {
-#pragma unroll
-  for (int j = 0; j < kMostDim / 32; ++j)
-    if (lane + 32 * j < dim) f(j, lane + 32 * j);
-}
-
-/// What a row is multiplied by, but for dense rotations. All lanes of a warp call it.
+/// What rows are multiplied by, but for dense rotations. All lanes of a warp call it.
 /// @param x     0 behind the last channel
 /// @param head  of the rows
-template <typename T, int kMostDim>
-__device__ __forceinline__ void rotate_row(LaneRow<kMostDim>& x, const WriteSide& from, int dim, int head, int lane) {
+template <typename T, int kMostDim, typename Team>
+__device__ __forceinline__ void rotate_rows(TeamRow<Team, kMostDim>& x, const WriteSide& from, int dim, int head,
+                                            Team team) {
   const int entry = from.per_head ? head * dim : 0;
   const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
-  for_each_channel<kMostDim>(dim, lane, [&](int j, int c) {
-    if (from.factors)
+  if (from.factors) {
+    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) {
       x[j] *= to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
-    else if (from.signs)
-      x[j] *= static_cast<float>(from.signs[entry + c]);
-    if (from.rotation && row_scale != 1.0f) x[j] *= row_scale;
-  });
+    });
+  } else if (from.signs) {
+    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) { x[j] *= static_cast<float>(from.signs[entry + c]); });
+  }
+  if (from.rotation && row_scale != 1.0f)
+#pragma unroll
+    for (float& own : x) own *= row_scale;
   if (from.order <= 1) return;
-  transform<kMostDim>(x, from.order, lane);
+  transform(x, from.order, team);
   const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(from.order)));
 #pragma unroll
   for (float& own : x) own *= norm;
@@ -183,17 +180,24 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
   if (!__syncthreads_or(goes_somewhere)) return;
 
   // 2. Each warp loads and rotates its rows, and subtracts the center, which is rotated already.
-  const int first_row = warp * warp_rows, end_row = first_row + warp_rows;
-  const auto rotate_rows = [&](auto channel_of) {
-#pragma unroll 1
-    for (int r = first_row; r < end_row; ++r) {
-      const T* of_row =
-          static_cast<const T*>(from.x) + min(first + r, p.num_tokens - 1) * from.token_stride + head * dim;
-      LaneRow<kMostDim> x = {};
-      for_each_channel<kMostDim>(dim, lane, [&](int j, int c) { x[j] = channel_of(r, c, to_float(of_row[c])); });
-      rotate_row<T, kMostDim>(x, from, dim, head, lane);
-      for_each_channel<kMostDim>(dim, lane, [&](int j, int c) { rows.x[r][c] = x[j]; });
-    }
+  const auto rotate_own = [&](auto team, auto channel_of) {
+    using Team = decltype(team);
+    const int row = warp * warp_rows + min(team.row, warp_rows - 1);  // teams without a row take the last one, too
+    const T* of_row =
+        static_cast<const T*>(from.x) + min(first + row, p.num_tokens - 1) * from.token_stride + head * dim;
+    TeamRow<Team, kMostDim> x = {};
+    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) { x[j] = channel_of(row, c, to_float(of_row[c])); });
+    rotate_rows<T, kMostDim>(x, from, dim, head, team);
+#pragma unroll
+    for (int run = 0; run < kRuns<Team, kMostDim>; ++run)
+      if (const int c = Team::kRun * run + 4 * team.lane; team.row < warp_rows && c < dim)
+        *reinterpret_cast<float4*>(&rows.x[row][c]) = {x[4 * run], x[4 * run + 1], x[4 * run + 2], x[4 * run + 3]};
+  };
+  const auto rotate_block = [&](auto channel_of) {
+    if (warp_rows == 1)
+      rotate_own(OneRow(lane), channel_of);
+    else
+      rotate_own(ManyRows(lane), channel_of);
     if (!from.rotation) return;
     const std::byte* rotation = from.rotation + head * from.rotation_stride;
     if (block_tokens == kWarps)
@@ -201,11 +205,11 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
     else
       multiply_packed<T, kTileTokens>(rows, dim, rotation);
   };
-  rotate_rows([](int, int, float x) { return x; });
+  rotate_block([](int, int, float x) { return x; });
   if (from.center) {
-    for (int r = first_row; r < end_row; ++r)
-      for_each_channel<kMostDim>(
-          dim, lane, [&](int, int c) { rows.x[r][c] = __fsub_rn(rows.x[r][c], from.center[head * dim + c]); });
+    __syncwarp();
+    for (int r = warp * warp_rows; r < (warp + 1) * warp_rows; ++r)
+      for (int c = lane; c < dim; c += 32) rows.x[r][c] = __fsub_rn(rows.x[r][c], from.center[head * dim + c]);
   }
   __syncthreads();
 
@@ -236,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
       } else {
         search_centroids<T>(p, from, dim, head, first, rows.page, nearest);
       }
-      rotate_rows([&](int r, int c, float x) {
+      rotate_block([&](int r, int c, float x) {
         return __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
       });
       __syncthreads();
@@ -251,21 +255,37 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
       });
       return;
     }
-    if constexpr (kKind == RowKind::bits)
+    if constexpr (kKind == RowKind::bits) {
+      __shared__ BitRows<kMostDim> bit_rows[kWarps];
+      BitRows<kMostDim>& own = bit_rows[warp];
+      if (lane == 0)
+        own = bit_memory.at<kMostDim>(warp * bit_memory.bytes(), rows.x[0], side, from.rule,
+                                      {side.number_size, format.bfloat(value)}, from.code.tables);
       store_tiles(rows, side, tiles, [&](auto tile_of_row) {
-        BitRows<kMostDim> own = bit_memory.at(warp * bit_memory.bytes(), rows.x, dim);
         for (int i = warp * warp_rows; warp < bit_warps && i < block_tokens; i += bit_warps * warp_rows) {
-          own.count = 0, own.numbers = 0;
+          int count = 0;
+          unsigned numbers = 0;
           for (int r = i; r < i + warp_rows; ++r)
-            if (rows.page[r] >= 0) own.numbers |= static_cast<unsigned>(r) << (4 * own.count++);
-          const auto tile_of = [&](int row) { return tile_of_row(own.number(row)); };
-          const auto token_of = [&](int row) { return static_cast<int>(rows.page[own.number(row)]) % kTileTokens; };
-          if (own.count == 0) continue;
-          const unsigned finite = code_bit_rows(own, head_rows, from.code, {from.rule, side, format.bfloat(value)},
-                                                value, clip_rank, tile_of, token_of, lane);
-          for (int r = 0; r < own.count; ++r) put_index(own.number(r), finite >> r & 1u, tile_of(r), token_of(r));
+            if (rows.page[r] >= 0) numbers |= static_cast<unsigned>(r) << (4 * count++);
+          if (count == 0) continue;
+          if (lane == 0) own.count = count, own.numbers = numbers;
+          __syncwarp();
+          const auto code_own = [&](auto team) {
+            const bool has_row = team.row < count;
+            const int number = own.number(has_row ? team.row : 0),
+                      token = static_cast<int>(rows.page[number]) % kTileTokens;
+            std::byte* tile = has_row ? tile_of_row(number) : nullptr;
+            const unsigned finite = code_bit_rows(team, own, head_rows, from.code, value, clip_rank, tile, token, lane);
+            if (side.index_bytes > 0 && has_row && team.lane == 0)
+              store_index(side, tile, token, finite >> team.row & 1u ? nearest.index[0][number] : 0);
+          };
+          if (count == 1)
+            code_own(OneRow(lane));
+          else
+            code_own(ManyRows(lane));
         }
       });
+    }
   } else {
     store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
       code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
