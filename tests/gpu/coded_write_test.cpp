@@ -339,15 +339,22 @@ void check_write_of(const LayerPlan& plan, Target t, const Rows& rows, bool bf16
   if (!before.rings.empty()) CHECK(difference(expected.rings, found.rings, t.windows.rings.slot_bytes()) == "");
 }
 
-/// Keys and values of one plan: a whole tile and more, then single tokens at random slots.
+/// Keys and values of one plan: a whole tile and more, then single tokens at random slots; one row of a warp, then
+/// four.
 void check_plan(const TensorPlan& plan, int dim, bool bf16, unsigned seed) {
   const LayerPlan layer = layer_of(plan, dim, plan, dim);
-  check_write_of(layer, target_of(21, 16, 16), random_rows(layer, 21, bf16, seed), bf16);
-  Target t = target_of(3, 16, 0);
-  t.slots = {31, -1, 6}, t.pages = 3;
-  check_write_of(layer, t, random_rows(layer, 3, bf16, seed + 1), bf16);
-  t.slots = {18};
-  check_write_of(layer, t, random_rows(layer, 1, bf16, seed + 2), bf16);
+  for (const int multiprocessors : {1000, 1}) {
+    CAPTURE(multiprocessors);
+    Target t = target_of(21, 16, 16);
+    t.multiprocessors = multiprocessors;
+    check_write_of(layer, t, random_rows(layer, 21, bf16, seed), bf16);
+    t = target_of(3, 16, 0);
+    t.multiprocessors = multiprocessors;
+    t.slots = {31, -1, 6}, t.pages = 3;
+    check_write_of(layer, t, random_rows(layer, 3, bf16, seed + 1), bf16);
+    t.slots = {18};
+    check_write_of(layer, t, random_rows(layer, 1, bf16, seed + 2), bf16);
+  }
 }
 
 }  // namespace

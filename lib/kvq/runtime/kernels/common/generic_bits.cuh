@@ -1,6 +1,7 @@
 #pragma once
 
 #include <kvq/runtime/kernels/common/row_code.h>
+#include <kvq/runtime/kernels/common/centroids.cuh>
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/common/generic_trellis.cuh>
 #include <kvq/runtime/kernels/common/row_teams.cuh>
@@ -270,8 +271,8 @@ struct PackedCodes {
   }
 };
 
-/// Stores the codes of each team's row as a token's row of bits. All lanes of a warp call it. Not inlined, for the same
-/// reason.
+/// Stores the codes of each team's row as a token's row of bits. All lanes of a warp call it. Not inlined, like
+/// leave_scale_out().
 /// @param tile   of the team's row; null: it is not stored
 template <typename Team, int kMostDim>
 __device__ __noinline__ void store_bits(Team team, const BitRows<kMostDim>& rows, const HeadRows& head, bool value,
