@@ -4,23 +4,25 @@
 #include <kvq/runtime/kernels/common/constants.cuh>
 #include <kvq/runtime/kernels/common/pair.cuh>
 
-/// Rows that a warp rotates and quantizes together: each row has a team of lanes. So what a row does once, a division
-/// or a root, is done for all rows by one instruction.
+/// Rows that a warp rotates and quantizes together: each row has a team of lanes. So a division or a root that a row
+/// needs once is one instruction for all rows of the warp.
 namespace kvq::generic {
 
-/// A lane's place in a team of kWidth lanes. Of each run of 4 * kWidth channels it has four neighbors.
+/// A lane's place in a team of kWidth lanes. A row is cut into runs of kRun channels; a lane has four neighboring
+/// channels of each run.
 template <int kLanes>
 struct TeamOf {
   static constexpr int kWidth = kLanes, kRun = 4 * kWidth;
   int row;   ///< among the warp's rows: the team's number
   int lane;  ///< of the team
-  int turn;  ///< which of its neighbors the lane takes first
+  int turn;  ///< which of its four neighbors the lane takes first
 
   __device__ __forceinline__ explicit TeamOf(int warp_lane)
       : row(warp_lane / kWidth), lane(warp_lane % kWidth), turn(warp_lane / 8) {}
 
-  /// Calls f(channel) for the lane's channels of `count`, so many at once. Neighbors come in an order of four, because
-  /// lanes that are eight apart read numbers of shared memory that are often a multiple of 32 banks apart.
+  /// Calls f(channel) for the lane's channels below `count`. Lanes that are eight apart take their neighbors in
+  /// different orders, because the same neighbor of both is often in the same bank of shared memory.
+  /// @tparam kAtOnce  neighbors that the unrolled loop takes together, 1 or 4
   template <int kAtOnce = 1, typename F>
   __device__ __forceinline__ void for_each(int count, F f) const {
 #pragma unroll 1
@@ -47,7 +49,7 @@ using OneRow = TeamOf<32>;
 using ManyRows = TeamOf<32 / kMostSearched>;
 static_assert(ManyRows::kWidth == 8);
 
-/// Runs of channels of the longest row.
+/// Runs of the longest row.
 template <typename Team, int kMostDim>
 constexpr int kRuns = (kMostDim + Team::kRun - 1) / Team::kRun;
 
@@ -75,7 +77,7 @@ __device__ __noinline__ float tree_of_products(Team team, int count, const float
   return kvq::tree_sum(sums);
 }
 
-/// Channels of a team's row: the lane's four neighbors of each run, in their order.
+/// What a lane holds of its team's row: its four neighbors of each run, in ascending order.
 template <typename Team, int kMostDim>
 using TeamRow = float[4 * kRuns<Team, kMostDim>];
 
