@@ -339,8 +339,8 @@ void check_write_of(const LayerPlan& plan, Target t, const Rows& rows, bool bf16
   if (!before.rings.empty()) CHECK(difference(expected.rings, found.rings, t.windows.rings.slot_bytes()) == "");
 }
 
-/// Keys and values of one plan: a whole tile and more, then single tokens at random slots; one row of a warp, then
-/// four.
+/// Keys and values of one plan: a whole tile and more, then single tokens at random slots. A launch for many
+/// multiprocessors gives each warp one row, a launch for one multiprocessor up to four.
 void check_plan(const TensorPlan& plan, int dim, bool bf16, unsigned seed) {
   const LayerPlan layer = layer_of(plan, dim, plan, dim);
   for (const int multiprocessors : {1000, 1}) {

@@ -62,7 +62,8 @@ __device__ __forceinline__ int cheapest_state(const TrellisSearch& trellis, int 
   return best;
 }
 
-/// All lanes of a warp call it. Not inlined, because few rows need it. @param y  [count] in shared memory
+/// All lanes of a warp call it. Not inlined, because only trellises that kvq does not ship need it. @param y  [count]
+/// in shared memory
 /// @param codes  [count]
 static __device__ __noinline__ void search_trellis(const TrellisSearch trellis, const float* y, int count,
                                                    std::uint8_t* codes, int lane) {

@@ -94,7 +94,8 @@ struct SearchLayout {
     return (paths_bytes() + units(channels) * unit_bytes() + 127) / 128 * 128 +
            (lane_states() == 2 ? 64 : 4 * states());
   }
-  /// Where the stream of codes of one of the warp's rows begins; of row kMostSearched: the end.
+  /// Where the stream of codes of one of the warp's rows begins: a word for each unit of steps, and one for the state
+  /// in the end. Of row kMostSearched: the end of the memory.
   KVQ_HD constexpr int stream_at(int row, int channels) const {
     return rows() * row_bytes(channels) + row * 4 * (units(channels) + 1);
   }

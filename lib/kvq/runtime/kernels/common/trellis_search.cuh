@@ -280,8 +280,8 @@ __device__ __noinline__ void search_known(const float* table, const SearchedRows
   for (int first = 0; first < rows.count; first += trellis.kRows) trellis.search(rows, first, table, lane);
 }
 
-/// Makes codes and values of the streams. The window of a channel is in the codes that its step and the `memory` ones
-/// behind it drop. All lanes of a warp call it.
+/// Reads each channel's code and value from the row's stream. The window of a channel is in the codes that its step and
+/// the `memory` ones behind it drop. All lanes of a warp call it.
 template <typename Team>
 __device__ __noinline__ void take_windows(Team team, SearchLayout layout, const float* table, const SearchedRows rows) {
   if (team.row >= rows.count) return;
@@ -292,7 +292,7 @@ __device__ __noinline__ void take_windows(Team team, SearchLayout layout, const 
   auto* codes = reinterpret_cast<std::uint8_t*>(dynamic_shared(rows.codes)) + team.row * rows.code_stride;
 #pragma unroll 1
   for (int c = 4 * team.lane; c < count; c += Team::kRun) {
-    // Both words have the windows of four neighbors.
+    // The windows of four neighbors lie in two words.
     const int at = c + short_by, unit = stream + at / steps * 4;
     const std::uint64_t two =
         (std::uint64_t{*reinterpret_cast<const unsigned*>(dynamic_shared(unit))} << layout.bits * steps |

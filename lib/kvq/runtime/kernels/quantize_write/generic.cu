@@ -245,13 +245,13 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
       });
       __syncthreads();
     }
-    const auto put_index = [&](int i, bool finite, std::byte* tile, int token) {
-      if (side.index_bytes > 0 && lane == 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
+    const auto put_index = [&](int i, bool finite, std::byte* tile, int token) {  // by one lane
+      if (side.index_bytes > 0) store_index(side, tile, token, finite ? nearest.index[0][i] : 0);
     };
     if (kKind != RowKind::bits || !side.is_bits()) {
       store_each_row(rows, side, tiles, [&](int i, std::byte* tile, int token) {
-        put_index(i, code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token), tile,
-                  token);
+        const bool finite = code_row(rows, i, side, format.bfloat(value), value, from.rule, clip_rank, tile, token);
+        if (lane == 0) put_index(i, finite, tile, token);
       });
       return;
     }
@@ -276,8 +276,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
                       token = static_cast<int>(rows.page[number]) % kTileTokens;
             std::byte* tile = has_row ? tile_of_row(number) : nullptr;
             const unsigned finite = code_bit_rows(team, own, head_rows, from.code, value, clip_rank, tile, token, lane);
-            if (side.index_bytes > 0 && has_row && team.lane == 0)
-              store_index(side, tile, token, finite >> team.row & 1u ? nearest.index[0][number] : 0);
+            if (has_row && team.lane == 0) put_index(number, finite >> team.row & 1u, tile, token);
           };
           if (count == 1)
             code_own(OneRow(lane));
