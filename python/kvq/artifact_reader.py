@@ -25,6 +25,7 @@ from .scheme import (
     MixedScheme,
     Scheme,
     Tables,
+    Trellis,
     trellis_fault,
     with_equal_rows,
 )
@@ -38,6 +39,7 @@ KNOWN_FEATURES = (  # in the order of `requires`
     "transform",
     "logit_softcapping",
     "row_scale",
+    "integer_search",
 )
 LARGEST_LOGIT = 1e6  # of caps and sinks
 LARGEST_DIM = 1024
@@ -306,10 +308,15 @@ class _SideReader:
             ("centroids", "centroids" in self.node),
             ("transform", "transform" in self.node),
             ("row_scale", self.mixed and "scale_scope" in self.node["allocation"]),
+            ("integer_search", self.searches_integers()),
         ):
             if used:
                 self.tensors.use(feature, self.node.where)
                 self.features.append(feature)
+
+    def searches_integers(self) -> bool:
+        """Whether a trellis says so."""
+        return "trellis" in self.node and any("search" in item for item in self.node["trellis"].items())
 
     def take(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         self.found[name] = self.tensors.take(f"{self.prefix}.{name}", dtype, shape)
@@ -449,8 +456,8 @@ class _SideReader:
                 own[bits] = tuple(row)
         return found
 
-    def trellises(self) -> dict[int, tuple[int, tuple[float, ...]]]:
-        """(memory, theta) by width; the thetas stand one after the other in one tensor."""
+    def trellises(self) -> dict[int, Trellis]:
+        """By width; the thetas stand one after the other in one tensor."""
         items = self.node["trellis"].items(minimum=1)
         memories = {}
         widths = self.distinct([item["bits"] for item in items])
@@ -463,7 +470,11 @@ class _SideReader:
         lengths = [bits * (memory + 1) for bits, memory in memories.items()]
         theta = self.take("trellis", "F32", (sum(lengths),))
         parts = np.split(theta, np.cumsum(lengths)[:-1])
-        return {bits: (memory, tuple(part.tolist())) for (bits, memory), part in zip(memories.items(), parts)}
+        searches = [item["search"].word("integer") if "search" in item else "binary32" for item in items]
+        return {
+            bits: Trellis(memory, tuple(part.tolist()), search)
+            for (bits, memory), part, search in zip(memories.items(), parts, searches)
+        }
 
     def distinct(self, items: list[Node]) -> list[int]:
         """The widths of a list, each at most once."""

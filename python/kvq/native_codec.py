@@ -10,8 +10,9 @@ import shutil
 from pathlib import Path
 
 from .errors import KvqError, one_line, unsupported
+from .scheme import SEARCHES
 
-FILE, VERSION = "libkvq_codec.so", 1
+FILE, VERSION = "libkvq_codec.so", 2
 MESSAGE_BYTES = 400
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +51,7 @@ class NativeCodec:
             theta,
             scheme.bits,
             scheme.memory,
+            SEARCHES.index(scheme.search),
             ctypes.c_void_p(y.data_ptr()),
             ctypes.c_int64(y.shape[0] * y.shape[1]),
             ctypes.c_int64(y.shape[2]),

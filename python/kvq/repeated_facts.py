@@ -10,6 +10,8 @@ SPECTRUM_ROUNDING = 1e-6  # of the largest eigenvalue
 
 def lowest_minor(used: list[str], golden: bool, of_1_3: bool) -> int:
     """`of_1_3`: whether there are fields that 1.3 added."""
+    if "integer_search" in used:
+        return 5
     if "row_scale" in used:
         return 4
     if of_1_3:

@@ -17,7 +17,8 @@ ZERO_KINDS = ("float", "integer")
 EXACT_BITS = 16
 LARGEST_MEMORY, LARGEST_WINDOW_BITS, LARGEST_STATE_BITS = 8, 16, 8  # m, b (m + 1) and b m of a trellis
 SHORTEST_TRELLIS = 8  # channels; shorter groups are coded as symmetric
-LONGEST_SEAM = 32  # channels on each side of the seam, in the first run of the trellis search
+SEARCHES = ("binary32", "integer")  # of trellis codes
+LONGEST_SEAM = 32  # channels on each side of the seam, in the first run of the search binary32
 ROW_ALIGNMENT = 4
 ONE_SCALE_RULES = ("norm", "least_squares", "rms")  # of rows with one scale; a symmetric coder has no rms
 WIDTHS = tuple(range(1, 9))
@@ -80,8 +81,9 @@ class Scheme:
     """How one row of one width is quantized.
 
     `zero` is None for all but affine codes; an exact row has only `coder` and `bits`. `codebook` has 2^bits entries,
-    `theta` has bits * (memory + 1); both hold binary32 numbers. `centroids` is C of packing.md, or 0. Groups of a
-    trellis may be too short for the trellis, so use `segments` to learn how groups are quantized.
+    `theta` has bits * (memory + 1); both hold binary32 numbers. `centroids` is C of packing.md, or 0. `search` says how
+    codes of a trellis are found. Groups of a trellis may be too short for the trellis, so use `segments` to learn how
+    groups are quantized.
     """
 
     coder: str
@@ -95,9 +97,10 @@ class Scheme:
     memory: int = 0
     theta: tuple[float, ...] = field(default=(), repr=False)
     centroids: int = 0
+    search: str = "binary32"
 
     def __post_init__(self):
-        fault = self._fault() or self._table_fault()
+        fault = self._fault() or self._search_fault() or self._table_fault()
         if fault:
             raise ValueError(fault)
 
@@ -119,6 +122,12 @@ class Scheme:
             return f"zero of {self.coder} codes: found '{self.zero}'"
         if not 0 < self.clip_ratio <= 1:
             return f"clip_ratio: expected more than 0 and at most 1, found {self.clip_ratio}"
+        return None
+
+    def _search_fault(self) -> str | None:
+        expected = SEARCHES if self.coder == "trellis" else SEARCHES[:1]
+        if self.search not in expected:
+            return f"search of {self.coder} codes: expected {' or '.join(expected)}, found '{self.search}'"
         return None
 
     def _table_fault(self) -> str | None:
@@ -199,12 +208,21 @@ class Scheme:
         return dataclasses.replace(self, scale_type=scale_type)
 
 
+class Trellis(NamedTuple):
+    """The trellis of one width."""
+
+    memory: int
+    theta: tuple[float, ...]
+    search: str = "binary32"
+
+
 @dataclass(frozen=True)
 class Tables:
-    """Tables of codebook and trellis codes, by width: entries, and (memory, theta)."""
+    """Tables of codebook and trellis codes, by width: entries, and trellises. A trellis may also be a plain tuple, with
+    or without a search."""
 
     codebooks: dict[int, tuple[float, ...]] = field(default_factory=dict)
-    trellises: dict[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
+    trellises: dict[int, Trellis | tuple] = field(default_factory=dict)
 
     def scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:
         """The scheme of a group of one width, with its table; raises ValueError if the width has no table."""
@@ -215,8 +233,8 @@ class Tables:
         if coder == "trellis":
             if bits not in self.trellises:
                 raise ValueError(f"there is no trellis of {bits} bits")
-            memory, theta = self.trellises[bits]
-            return Scheme(coder, bits, group_size, scale_type, scale_rule, memory=memory, theta=theta)
+            own = Trellis(*self.trellises[bits])
+            return Scheme(coder, bits, group_size, scale_type, scale_rule, **own._asdict())
         return Scheme(coder, bits, group_size, scale_type, scale_rule)
 
     def mixed_scheme(self, coder: str, bits: int, group_size: int, scale_type: str, scale_rule: str) -> Scheme:

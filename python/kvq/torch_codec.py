@@ -10,6 +10,7 @@ from functools import reduce
 
 import torch
 
+from . import integer_search as integer
 from .scheme import GAUSSIAN_STEP, LONGEST_SEAM, AnyScheme, MixedScheme, Scheme
 
 LARGEST = torch.finfo(torch.float32).max
@@ -196,21 +197,26 @@ def chunk_of(like: torch.Tensor) -> int:
 def best_paths(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Codes of y [N, G, g], uint8, by Viterbi."""
     targets = y.reshape(-1, y.shape[2])
-    rows = max(1, chunk_of(y) >> (scheme.bits * (scheme.memory + 1)))
-    values = trellis_table(scheme, y)
     codes = torch.empty(targets.shape, dtype=torch.uint8, device=y.device)
+    if scheme.search == "integer":
+        search, rows = integer_viterbi, integer.rows_of_chunk(chunk_of(y), y.shape[2], scheme)
+    else:
+        search, rows = viterbi, max(1, chunk_of(y) >> (scheme.bits * (scheme.memory + 1)))
     for first in range(0, len(targets), rows):
-        codes[first : first + rows] = viterbi(targets[first : first + rows], values, scheme)
+        codes[first : first + rows] = search(targets[first : first + rows], scheme)
     return codes.reshape(y.shape)
 
 
-def viterbi(y: torch.Tensor, values: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+# Search binary32
+
+
+def viterbi(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """Codes of y [N, g], uint8. The first search finds the state at the seam, the second search the codes from the seam
     around to the seam.
 
-    values: the table of the trellis. Costs are [S, N], with rows along the last axis, so that operations run over rows.
+    Costs are [S, N], with rows along the last axis, so that operations run over rows.
     """
-    y = y.T.contiguous()
+    y, values = y.T.contiguous(), trellis_table(scheme, y)
     size, count = y.shape
     length, states = min(size, LONGEST_SEAM), 1 << scheme.bits * scheme.memory
     oldest = torch.empty(size, states, count, dtype=torch.uint8, device=y.device)
@@ -238,6 +244,65 @@ def walk(
         paths = error.view(states, alphabet, -1).add_(cost[:, None])
         cost = smallest(paths.view(alphabet, states, -1), dropped)
     return cost
+
+
+# Search integer
+
+
+def integer_viterbi(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """Codes of y [N, g], uint8. As in viterbi(), costs are [S, N], but integers."""
+    size, count, states = y.shape[1], y.shape[0], 1 << scheme.bits * scheme.memory
+    length = integer.first_run(size)
+    dtype = torch.int32 if integer.SEAM + length <= integer.INT32_STEPS else torch.int64
+    gains = bit_gains(y.T.contiguous(), scheme).to(dtype)
+    windows, signs = (
+        torch.from_numpy(table).to(y.device, dtype)
+        for table in (integer.window_costs(scheme), integer.code_signs(scheme.bits))
+    )
+    oldest = torch.empty(max(length, size), states, count, dtype=torch.uint8, device=y.device)
+    buffer = gains.new_empty(len(windows), count)
+
+    def walk_on(channels: range, cost: torch.Tensor) -> torch.Tensor:
+        return integer_walk(gains, channels, cost, windows, signs, buffer, oldest)
+
+    cost = walk_on(range(-integer.SEAM, 0), gains.new_zeros(states, count))  # the next walk overwrites oldest
+    cost = walk_on(range(length), cost)
+    seam, _ = trace_back(first_smallest(cost), oldest[:length], scheme)
+    if size < integer.ONE_RUN:
+        others = integer.OTHER_STATES * integer.unit(scheme.bits)
+        walk_on(range(size), gains.new_full((states, count), others).scatter_(0, seam[None], 0))
+    return trace_back(seam, oldest[:size], scheme)[1]
+
+
+def bit_gains(y: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+    """X of y [g, N], int32 [g, b, N]."""
+    # Clamped first, so that nothing overflows; 256 * 4.5 is an integer, so t is the same.
+    t = (y.clamp(-integer.LARGEST_TARGET, integer.LARGEST_TARGET) * integer.TARGET_UNIT).round().int()[:, None]
+    taps = torch.from_numpy(integer.integer_taps(scheme)).to(y.device, torch.int32)
+    total = sum(t.roll(-k, 0) * own[:, None] for k, own in enumerate(taps))
+    return (total + (1 << integer.GAIN_SHIFT - 1)) >> integer.GAIN_SHIFT
+
+
+def integer_walk(
+    gains: torch.Tensor,
+    channels: range,
+    cost: torch.Tensor,
+    windows: torch.Tensor,
+    signs: torch.Tensor,
+    buffer: torch.Tensor,
+    oldest: torch.Tensor,
+) -> torch.Tensor:
+    """Steps over the channels, each modulo g, with the X of all g channels [g, b, N]; otherwise as walk()."""
+    states, alphabet = len(cost), len(signs)
+    for j, dropped in zip(channels, oldest):
+        paths = torch.add(cost[:, None], windows.view(states, alphabet, 1), out=buffer.view(states, alphabet, -1))
+        cost = smallest(paths.view(alphabet, states, -1), dropped)
+        gain = (signs[:, :, None] * gains[j % len(gains)]).sum(1, dtype=cost.dtype)
+        cost.view(-1, *gain.shape).sub_(gain)  # the same for all paths that reach a state
+    return cost
+
+
+# Both searches
 
 
 def smallest(paths: torch.Tensor, place: torch.Tensor) -> torch.Tensor:

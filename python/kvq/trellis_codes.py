@@ -5,6 +5,7 @@ Shapes: N rows, G groups of g channels, S states of a trellis.
 
 import numpy as np
 
+from . import integer_search as integer
 from .scheme import LONGEST_SEAM, Scheme
 
 HALF = np.float32(0.5)
@@ -37,11 +38,17 @@ def trellis_table(scheme: Scheme) -> np.ndarray:
 def best_paths(y: np.ndarray, scheme: Scheme) -> np.ndarray:
     """Codes of y [N, G, g], uint8, by Viterbi."""
     targets = y.reshape(-1, y.shape[2])
-    rows = max(1, CHUNK >> (scheme.bits * (scheme.memory + 1)))
     codes = np.empty(targets.shape, np.uint8)
+    if scheme.search == "integer":
+        search, rows = integer_viterbi, integer.rows_of_chunk(CHUNK, y.shape[2], scheme)
+    else:
+        search, rows = viterbi, max(1, CHUNK >> (scheme.bits * (scheme.memory + 1)))
     for first in range(0, len(targets), rows):
-        codes[first : first + rows] = viterbi(targets[first : first + rows], scheme)
+        codes[first : first + rows] = search(targets[first : first + rows], scheme)
     return codes.reshape(y.shape)
+
+
+# Search binary32
 
 
 def viterbi(y: np.ndarray, scheme: Scheme) -> np.ndarray:
@@ -72,6 +79,50 @@ def walk(y: np.ndarray, cost: np.ndarray, scheme: Scheme) -> tuple[np.ndarray, l
         cost, dropped = smallest(paths.reshape(alphabet, len(cost), -1))
         oldest.append(dropped)
     return cost, oldest
+
+
+# Search integer
+
+
+def integer_viterbi(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """Codes of y [N, g], uint8. As in viterbi(), costs are [S, N], but int64."""
+    gains = bit_gains(np.ascontiguousarray(y.T), scheme)
+    size, count = len(gains), y.shape[0]
+    cost = np.zeros((2 ** (scheme.bits * scheme.memory), count), np.int64)
+    cost, _ = integer_walk(gains, range(-integer.SEAM, 0), cost, scheme)
+    cost, oldest = integer_walk(gains, range(integer.first_run(size)), cost, scheme)
+    seam, _ = trace_back(first_smallest(cost), oldest, scheme)
+    if size < integer.ONE_RUN:
+        cost = np.full(cost.shape, integer.OTHER_STATES * integer.unit(scheme.bits))
+        cost[seam, np.arange(count)] = 0
+        _, oldest = integer_walk(gains, range(size), cost, scheme)
+    return trace_back(seam, oldest, scheme)[1]
+
+
+def bit_gains(y: np.ndarray, scheme: Scheme) -> np.ndarray:
+    """X of y [g, N], int64 [g, b, N]."""
+    # Clamped first, so that nothing overflows; 256 * 4.5 is an integer, so t is the same.
+    t = np.rint(y.clip(-integer.LARGEST_TARGET, integer.LARGEST_TARGET) * integer.TARGET_UNIT).astype(np.int64)
+    total = sum(np.roll(t, -k, axis=0)[:, None] * own[:, None] for k, own in enumerate(integer.integer_taps(scheme)))
+    return (total + (1 << integer.GAIN_SHIFT - 1)) >> integer.GAIN_SHIFT
+
+
+def integer_walk(
+    gains: np.ndarray, channels: range, cost: np.ndarray, scheme: Scheme
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Steps over the channels, each modulo g, with the X of all g channels [g, b, N]; otherwise as walk()."""
+    windows, oldest = integer.window_costs(scheme).reshape(len(cost), -1, 1), []
+    signs = integer.code_signs(scheme.bits)
+    for j in channels:
+        paths = cost[:, None] + windows
+        cost, dropped = smallest(paths.reshape(len(signs), len(cost), -1))
+        gain = signs @ gains[j % len(gains)]  # the same for all paths that reach a state
+        cost.reshape(-1, *gain.shape)[:] -= gain
+        oldest.append(dropped)
+    return cost, oldest
+
+
+# Both searches
 
 
 def smallest(paths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

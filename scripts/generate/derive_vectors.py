@@ -3,8 +3,8 @@
 
 A third writing of the specification, beside the C++ codec and python/kvq: slow, without numpy, and with nothing in
 common with them. Every step is computed exactly with `fractions` and then rounded once, to nearest even, which is what
-an IEEE operation is. (Only the costs of trellis paths are computed in Python's floats; see binary32s for why that is
-the same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
+an IEEE operation is. (Only the binary32 costs of trellis paths are computed in Python's floats; see binary32s for why
+that is the same.) Inputs are chosen by hand in vector_cases.py beside this file, each with its reason.
 
     derive_vectors.py           writes formats/vectors.json
     derive_vectors.py --check   compares, exit code 6 if the file says something else
@@ -99,6 +99,11 @@ def nearest_even(numerator: int, denominator: int) -> int:
     """Nearest integer of a quotient >= 0; a tie goes to the even integer."""
     below, rest = divmod(numerator, denominator)
     return below + (2 * rest > denominator or (2 * rest == denominator and below % 2 == 1))
+
+
+def clamped(value, bound):
+    """clamp(value, bound) of packing.md (d)"""
+    return min(max(value, -bound), bound)
 
 
 def rounded(value: Real, target: Format = BINARY32) -> Real:
@@ -285,15 +290,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Trellis:
-    """theta and memory of one width"""
+    """theta and memory of one width, and how its codes are searched"""
 
     bits: int
     memory: int
     theta: list[Real]
+    search: str = "binary32"
 
     @staticmethod
     def of(entry: dict) -> "Trellis":
-        trellis = Trellis(entry["bits"], entry["memory"], [from_pattern(text) for text in entry["theta_bits"]])
+        theta = [from_pattern(text) for text in entry["theta_bits"]]
+        trellis = Trellis(entry["bits"], entry["memory"], theta, entry.get("search", "binary32"))
         assert trellis.memory >= 1 and trellis.bits * trellis.memory <= 8 and len(trellis.theta) <= 16
         assert len(trellis.theta) == trellis.bits * (trellis.memory + 1), "one theta for each bit that a value sees"
         return trellis
@@ -303,7 +310,7 @@ class Trellis:
 class Search:
     """A run of Viterbi: the cost of the path to each state, and the code that each step dropped on the way to each."""
 
-    costs: array
+    costs: array | list[int]
     dropped: list[list[int]]
 
 
@@ -547,27 +554,16 @@ class Spec:
         packing.md."""
         return cost < best
 
-    def branch_costs(self, sample: float, table: array) -> array:
-        """e * e of every window"""
-        return binary32s(e * e for e in binary32s(sample - v for v in table))
-
-    def path_costs(self, costs: array, branches: array, trellis: Trellis) -> array:
-        """For each window: the cost of the path to the window's old state, plus the cost of the step."""
-        return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
-
-    def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
-        """Steps over y. The state after a window is the m newest codes of the window, so the windows that lead to one
-        state differ only in the dropped code."""
-        states, dropped = len(costs), []
-        for sample in y:
-            reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
-            costs, drops = reached[:states], [0] * states
-            for oldest in range(1, 2**trellis.bits):
-                for state, cost in enumerate(reached[oldest * states : (oldest + 1) * states]):
-                    if self.better(cost, costs[state]):
-                        costs[state], drops[state] = cost, oldest
-            dropped.append(drops)
-        return Search(costs, dropped)
+    def survivors(self, reached, trellis: Trellis) -> tuple:
+        """(cost, dropped code) of each state, from the costs of the paths to all windows. The state after a window is
+        the m newest codes of the window, so the windows that lead to one state differ only in the dropped code."""
+        states = 2 ** (trellis.bits * trellis.memory)
+        costs, drops = reached[:states], [0] * states
+        for oldest in range(1, 2**trellis.bits):
+            for state, cost in enumerate(reached[oldest * states : (oldest + 1) * states]):
+                if self.better(cost, costs[state]):
+                    costs[state], drops[state] = cost, oldest
+        return costs, drops
 
     def path(self, end: int, run: Search, trellis: Trellis) -> list[int]:
         """The states after 0, 1, ... steps of the path that ends in `end`."""
@@ -577,12 +573,149 @@ class Spec:
             states.append((state >> trellis.bits) + (drops[state] << trellis.bits * (trellis.memory - 1)))
         return states[::-1]
 
-    def cheapest(self, costs: array) -> int:
+    def cheapest(self, costs) -> int:
         best = 0
         for state, cost in enumerate(costs):
             if state and self.better(cost, costs[best]):
                 best = state
         return best
+
+    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
+        return {"integer": self.integer_search, "binary32": self.binary32_search}[trellis.search](y, trellis)
+
+    # Search `integer`
+
+    def cost_unit(self, bits: int) -> int:
+        """U"""
+        return 20 * 4 ** (min(bits, 4) - 1)
+
+    def rint(self, value: Fraction) -> int:
+        nearest = nearest_even(abs(value.numerator), value.denominator)
+        return -nearest if value < 0 else nearest
+
+    def channel_bound(self) -> int:
+        return 1152
+
+    def integer_channel(self, y: Real) -> int:
+        """t"""
+        bound = self.channel_bound()
+        if y.is_infinite:
+            return -bound if y.negative else bound
+        return clamped(self.rint(y.exact * 256), bound)
+
+    def theta_bound(self) -> Fraction:
+        return Fraction(5, 2)
+
+    def integer_theta(self, theta: Real, bits: int) -> int:
+        """a"""
+        return self.rint(clamped(theta.exact, self.theta_bound()) * 64 * self.cost_unit(bits))
+
+    def nearest_cost(self, numerator: int, denominator: int) -> int:
+        """The quotient to the nearest integer, upwards on a tie: a floor, of negative numbers, too"""
+        return (numerator + denominator // 2) // denominator
+
+    def signed_sum(self, terms: list[int], code: int) -> int:
+        """sum over i of (bit i of code ? +terms[i] : -terms[i])"""
+        return sum(term if code >> i & 1 else -term for i, term in enumerate(terms))
+
+    def codes_of(self, window: int, trellis: Trellis) -> list[int]:
+        """The codes of a window, newest first"""
+        return [window >> trellis.bits * k & 2**trellis.bits - 1 for k in range(trellis.memory + 1)]
+
+    def costs_without_y(self, a: list[int], trellis: Trellis) -> list[int]:
+        """F[0][e] + sum over k of F[k][e, d[k]] of every window"""
+        bits, memory, codes = trellis.bits, trellis.memory, range(2**trellis.bits)
+        unit = 16384 * self.cost_unit(bits)
+        sums = [[self.signed_sum(a[k * bits : (k + 1) * bits], e) for e in codes] for k in range(memory + 1)]  # A
+        own = [self.nearest_cost(sum(sums[k][e] ** 2 for k in range(memory + 1)), unit) for e in codes]
+        pairs = [
+            [
+                [
+                    self.nearest_cost(2 * sum(sums[l][e] * sums[l + k][d] for l in range(memory - k + 1)), unit)
+                    for d in codes
+                ]
+                for e in codes
+            ]
+            for k in range(1, memory + 1)
+        ]
+        windows = (self.codes_of(window, trellis) for window in range(2 ** (bits * (memory + 1))))
+        return [own[e] + sum(pair[e][d] for pair, d in zip(pairs, before)) for e, *before in windows]
+
+    def gains(self, t: list[int], j: int, a: list[int], trellis: Trellis) -> list[int]:
+        """X[j]"""
+        return [
+            self.nearest_cost(
+                sum(t[(j + k) % len(t)] * a[k * trellis.bits + i] for k in range(trellis.memory + 1)), 16384
+            )
+            for i in range(trellis.bits)
+        ]
+
+    def step_costs(self, y: list[Real], trellis: Trellis) -> list[list[int]]:
+        """For each channel what a step adds, by window"""
+        a, t = [self.integer_theta(v, trellis.bits) for v in trellis.theta], [self.integer_channel(v) for v in y]
+        fixed, steps = self.costs_without_y(a, trellis), []
+        for j in range(len(t)):
+            gains = self.gains(t, j, a, trellis)
+            of_code = [self.signed_sum(gains, e) for e in range(2**trellis.bits)]
+            steps.append([cost - of_code[window % len(of_code)] for window, cost in enumerate(fixed)])
+        return steps
+
+    def integer_run(self, channels: range, costs: list[int], steps: list[list[int]], trellis: Trellis) -> Search:
+        dropped = []
+        for j in channels:
+            reached = [costs[window >> trellis.bits] + cost for window, cost in enumerate(steps[j % len(steps)])]
+            costs, drops = self.survivors(reached, trellis)
+            dropped.append(drops)
+        return Search(costs, dropped)
+
+    def lead(self, size: int) -> int:
+        """Channels of the first run before j = 0"""
+        return 40
+
+    def has_one_run(self, size: int) -> bool:
+        return size >= 96
+
+    def first_end(self, size: int) -> int:
+        """n"""
+        return size if self.has_one_run(size) else 40
+
+    def second_start(self, seam: int, trellis: Trellis) -> list[int]:
+        """The costs that the second run starts from"""
+        states = range(2 ** (trellis.bits * trellis.memory))
+        return [0 if state == seam else 32 * self.cost_unit(trellis.bits) for state in states]
+
+    def integer_path(self, y: list[Real], trellis: Trellis) -> list[int]:
+        """The states before and after each channel on the path that gives the codes; the last one is z*."""
+        steps, size = self.step_costs(y, trellis), len(y)
+        lead, start = self.lead(size), [0] * 2 ** (trellis.bits * trellis.memory)
+        first = self.integer_run(range(-lead, self.first_end(size)), start, steps, trellis)
+        seam = self.path(self.cheapest(first.costs), first, trellis)[lead]
+        if self.has_one_run(size):
+            return self.path(seam, first, trellis)[lead:]
+        second = self.integer_run(range(size), self.second_start(seam, trellis), steps, trellis)
+        return self.path(seam, second, trellis)
+
+    def integer_search(self, y: list[Real], trellis: Trellis) -> list[int]:
+        return [state % 2**trellis.bits for state in self.integer_path(y, trellis)[1:]]
+
+    # Search `binary32`
+
+    def branch_costs(self, sample: float, table: array) -> array:
+        """e * e of every window"""
+        return binary32s(e * e for e in binary32s(sample - v for v in table))
+
+    def path_costs(self, costs: array, branches: array, trellis: Trellis) -> array:
+        """For each window: the cost of the path to the window's old state, plus the cost of the step."""
+        return binary32s(costs[window >> trellis.bits] + branch for window, branch in enumerate(branches))
+
+    def search(self, y: list[float], costs: array, table: array, trellis: Trellis) -> Search:
+        """Steps over y."""
+        dropped = []
+        for sample in y:
+            reached = self.path_costs(costs, self.branch_costs(sample, table), trellis)
+            costs, drops = self.survivors(reached, trellis)
+            dropped.append(drops)
+        return Search(costs, dropped)
 
     def seam_length(self, size: int) -> int:
         return min(size, 32)
@@ -603,7 +736,7 @@ class Spec:
         assert states[0] == seam, "the path closes"
         return [state % 2**trellis.bits for state in states[1:]]
 
-    def viterbi(self, y: list[Real], trellis: Trellis) -> list[int]:
+    def binary32_search(self, y: list[Real], trellis: Trellis) -> list[int]:
         table, samples = self.trellis_table(trellis), list(map(as_float, y))
         return self.closed_path(samples, self.seam(samples, table, trellis), table, trellis)
 
@@ -879,7 +1012,8 @@ def with_patterns(case: dict) -> dict:
             result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
         elif key == "trellis":
             result[key] = [
-                {"bits": t["bits"], "memory": t["memory"], "theta_bits": patterns(t["theta"])} for t in value
+                {name: entry for name, entry in t.items() if name != "theta"} | {"theta_bits": patterns(t["theta"])}
+                for t in value
             ]
         elif key == "centroids":
             result["centroids_bits"] = [patterns(centroid) for centroid in value]
@@ -890,9 +1024,119 @@ def with_patterns(case: dict) -> dict:
     return result
 
 
+# What the `why` of vectors of search `integer` claims: searches that find other codes, each as the methods in which its
+# Spec differs.
+
+
+def starts_at(*begins: int) -> list[dict]:
+    """First runs that begin that many channels before the group"""
+    return [{"lead": lambda self, size, begin=begin: begin} for begin in begins]
+
+
+def ends_at(*ends: int) -> list[dict]:
+    """Other n"""
+    return [{"first_end": lambda self, size, end=end: end} for end in ends]
+
+
+def other_starts_cost(*costs) -> list[dict]:
+    """Costs in place of 32 (in units of 1) of the states that are not z*"""
+
+    def start(cost):
+        return lambda self, seam, trellis: [
+            0 if state == seam else cost * self.cost_unit(trellis.bits)
+            for state in range(2 ** (trellis.bits * trellis.memory))
+        ]
+
+    return [{"second_start": start(cost)} for cost in costs]
+
+
+def half_up(value: Fraction) -> int:
+    return math.floor(value + Fraction(1, 2))
+
+
+def half_away(value: Fraction) -> int:
+    return half_up(value) if value > 0 else -half_up(-value)
+
+
+def other_spec(methods: dict) -> Spec:
+    return type("Other", (Spec,), methods)()
+
+
+def with_other(methods: dict, name: str):
+    """A method `name` that calls other methods than all others do."""
+    return lambda self, *arguments: getattr(other_spec(methods), name)(*arguments)
+
+
+ONE_RUN = {"has_one_run": lambda self, size: True}
+TWO_RUNS = {"has_one_run": lambda self, size: False}
+OTHER_ROUNDINGS = [{"rint": lambda self, value: half_up(value)}, {"rint": lambda self, value: half_away(value)}]
+OTHER_COSTS = [
+    {"nearest_cost": lambda self, numerator, denominator: Spec().rint(Fraction(numerator, denominator))},
+    {"nearest_cost": lambda self, numerator, denominator: half_away(Fraction(numerator, denominator))},
+]
+OTHER_CODES = {
+    "integer, 95 channels": [ONE_RUN],
+    "integer, 96 channels": [TWO_RUNS],
+    "integer, 8 bit": [{"cost_unit": lambda self, bits: 20 * 4 ** (bits - 1)}],
+    "integer, theta beyond 2.5": [{"theta_bound": lambda self: 4}, {"theta_bound": lambda self: 1000}],
+    "integer, y beyond 4.5": [{"channel_bound": lambda self: 1024}, {"channel_bound": lambda self: 10**9}],
+    "integer, ties of 256 y": OTHER_ROUNDINGS,
+    "integer, ties of 64 U theta": OTHER_ROUNDINGS,
+    "integer, ties of F": [{"costs_without_y": with_other(methods, "costs_without_y")} for methods in OTHER_COSTS],
+    "integer, ties of X": [{"gains": with_other(methods, "gains")} for methods in OTHER_COSTS],
+    "integer, ties of paths": [
+        {"better": lambda self, cost, best: cost <= best, "cheapest": lambda self, costs: costs.index(min(costs))},
+        {"cheapest": lambda self, costs: len(costs) - 1 - costs[::-1].index(min(costs))},
+    ],
+    "integer, second run": other_starts_cost(31, 33, math.inf),
+    "integer, first run over 8 channels": [*starts_at(8, 32, 48), *ends_at(8, 32)],
+    "integer, first run over 20 channels": starts_at(20, 32, 48),
+    "integer, first run over 24 channels": [*starts_at(24), *ends_at(32, 48)],
+    "integer, first run over 64 channels": ends_at(32, 64),
+}
+# Whether the path of each group begins in z*: name, methods of another search, and what is expected
+CLOSES = [
+    ("integer, 95 channels", {}, [True]),
+    ("integer, 95 channels", ONE_RUN, [False]),
+    ("integer, 96 channels", {}, [False]),
+    ("integer, 96 channels", TWO_RUNS, [True]),
+    ("integer, second run", {}, [False, True]),
+]
+
+
+def closes(case: dict, methods: dict) -> list[bool]:
+    """Of each group that is searched in integers"""
+    found = []
+
+    def integer_path(self, y: list[Real], trellis: Trellis) -> list[int]:
+        path = Spec.integer_path(self, y, trellis)
+        found.append(path[0] == path[-1])
+        return path
+
+    other_spec({**methods, "integer_path": integer_path}).derive(case)
+    return found
+
+
+def check_whys(vectors: dict[str, dict]) -> None:
+    cases = {case["name"]: with_patterns(case) for case in CASES}
+    for name, others in OTHER_CODES.items():
+        for methods in others:
+            other = other_spec(methods).derive(cases[name])
+            assert other["codes"] != vectors[name]["codes"], f"{name}: {list(methods)} changes no code"
+    for name, methods, expected in CLOSES:
+        assert closes(cases[name], methods) == expected, f"{name}: whether paths begin in z*, {list(methods)}"
+    for name in cases:
+        twin = name.replace("integer, ", "binary32, ")
+        if twin != name and twin in cases:
+            assert vectors[twin]["x_bits"] == vectors[name]["x_bits"], f"{name}: not the row of {twin}"
+            assert vectors[twin]["codes"] != vectors[name]["codes"], f"{name}: the codes of {twin}"
+
+
 def vectors_text(spec: Spec = Spec()) -> str:
     """The text of the whole file, with one vector in each line."""
-    lines = ",\n".join(json.dumps(spec.derive(with_patterns(case))) for case in CASES)
+    vectors = [spec.derive(with_patterns(case)) for case in CASES]
+    check_whys({vector["name"]: vector for vector in vectors})
+    lines = ",\n".join(map(json.dumps, vectors))
     return f'{{"format": "kvq-packing-vectors", "version": "1.0", "vectors": [\n{lines}\n]}}\n'
 
 

@@ -125,6 +125,18 @@ def bell(size: int, salt: int) -> str:
     return " ".join(str(sum((step * j + 17 * salt) % 101 - 50 for step in (37, 53, 29, 71)) / 100) for j in range(size))
 
 
+def drawn(size: int, seed: int) -> str:
+    """As `bell`, but with a small random number generator, so that no two seeds give the same row."""
+    state, numbers = seed, []
+    for _ in range(size):
+        total = 0
+        for _ in range(4):
+            state = (1103515245 * state + 12345) % 2**31
+            total += (state >> 16) % 101 - 50
+        numbers.append(str(total / 100))
+    return " ".join(numbers)
+
+
 def skewed(bits: int) -> str:
     """A codebook that is denser in the middle and not symmetric: no entry is the negative of another."""
     places = [(2 * i + 1) / 2**bits - 0.97 for i in range(2**bits)]
@@ -1479,6 +1491,336 @@ def one_scale_rows() -> list[dict]:
     ]
 
 
+# "Trellis tables" of packing.md
+SHIPPED = {
+    (2, 1): "1.48225427 0.918767927 -0.792501826 0.993044327",
+    (2, 2): "-0.886770233 -1.34449962 0.717407561 -0.0397294397 0.927222248 -0.814774881",
+    (2, 3): "0.955407229 0.953921669 -0.519271679 0.508955923 0.482909586 0.52327051 0.956043081 -0.933100524",
+    (3, 1): "1.37657522 -1.09347555 0.68231607 0.947085401 1.08014076 0.488084484",
+    (3, 2): "1.26534994 1.00769529 0.546827156 -0.119927383 0.354457651 0.670707303 0.895332011 -0.94432942 "
+    "-0.465584726",
+    (4, 1): "1.2847827 1.1339953 0.911722797 0.601804498 0.910166869 -0.982628213 -0.266429482 0.453091539",
+}
+
+
+def integer(case: dict) -> dict:
+    """The case, searched in integers."""
+    return {**case, "trellis": [{**trellis, "search": "integer"} for trellis in case["trellis"]]}
+
+
+def both_searches(name, *arguments, **more) -> list[dict]:
+    """A trellis row, searched both ways."""
+    why = "the same row: the searches find other codes"
+    return [
+        integer(trellis(f"integer, {name}", why, *arguments, **more)),
+        trellis(f"binary32, {name}", why, *arguments, **more),
+    ]
+
+
+def shipped(*pairs: tuple[int, int]) -> dict:
+    return {"coder": "trellis", "trellis": [theta(bits, memory, SHIPPED[bits, memory]) for bits, memory in pairs]}
+
+
+def integer_searches() -> list[dict]:
+    """Search `integer`. derive_vectors.py checks what many a `why` claims."""
+    return [
+        # Shipped tables
+        *both_searches("2 bit memory 3, 128", drawn(128, 1), 2, 3, SHIPPED[2, 3]),
+        *both_searches("2 bit memory 2, 64", drawn(64, 5), 2, 2, SHIPPED[2, 2], "rms", scale_type="fp32"),
+        integer(
+            trellis(
+                "integer, 2 bit memory 1, 8 of 24",
+                "the first run goes ten times around each group",
+                drawn(24, 3),
+                2,
+                1,
+                SHIPPED[2, 1],
+                "least_squares",
+                8,
+                "bf16",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 2 bit memory 2, 24 of 48",
+                "the first run begins at channel 8 of each group and ends at channel 15",
+                drawn(48, 2),
+                2,
+                2,
+                SHIPPED[2, 2],
+                "norm",
+                24,
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 2 bit memory 3, 40",
+                "the first run goes twice around the group",
+                drawn(40, 4),
+                2,
+                3,
+                SHIPPED[2, 3],
+                "least_squares",
+                scale_type="fp32",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 3 bit memory 1, 16 of 32",
+                "U = 320; each group has its own gains",
+                drawn(32, 6),
+                3,
+                1,
+                SHIPPED[3, 1],
+                "rms",
+                16,
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 95 channels",
+                "two runs: the path of one run, as longer groups have it, would not begin in z*",
+                drawn(95, 33),
+                3,
+                2,
+                SHIPPED[3, 2],
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 96 channels",
+                "one run: its path does not begin in z*, and no second run closes it",
+                drawn(96, 425),
+                3,
+                2,
+                SHIPPED[3, 2],
+            )
+        ),
+        integer(trellis("integer, 4 bit memory 1, 64", "U = 1280", drawn(64, 7), 4, 1, SHIPPED[4, 1], "rms")),
+        # Other trellises
+        integer(
+            trellis("integer, 1 bit memory 3, 20 of 40", "U = 20", drawn(40, 9), 1, 3, TAPS[1, 3], "norm", 20, "bf16")
+        ),
+        integer(
+            trellis(
+                "integer, memory of eight",
+                "m = g = 8: v[j] and X[j] have two terms of one channel, the first and the last",
+                drawn(16, 10),
+                1,
+                8,
+                "1.13 0.67 -0.44 0.28 0.17 -0.12 0.09 -0.05 0.03",
+                "norm",
+                8,
+            )
+        ),
+        integer(
+            trellis(
+                "integer, 8 bit",
+                "U is that of 4 bits; squares of A take more than 32 bits; 65536 windows",
+                drawn(8, 1),
+                8,
+                1,
+                "0.02 0.04 0.07 0.15 0.3 0.6 1.2 2.3 0.05 -0.03 0.02 0.04 -0.06 0.08 -0.1 0.12",
+                "norm",
+            )
+        ),
+        # Numbers
+        integer(
+            trellis(
+                "integer, theta beyond 2.5",
+                "the search takes them as 2.5 and -2.5; the values have them as they are",
+                drawn(16, 1),
+                2,
+                1,
+                "5.5 -1.3 0.7 -4.6",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, y beyond 4.5",
+                "an outlier of y = 7.9 counts as 4.5: neither as 4 nor as it is",
+                f"{drawn(23, 1)} 30 {drawn(40, 1001)}",
+                2,
+                2,
+                "2.4 1.7 -2.1 2.3 1.9 -2.2",
+                "least_squares",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, y far beyond 4.5",
+                "d saturates: y is 0 or beyond 1e24",
+                "1e30 -2e30 5e29 0 -1e30 3e30 0 1e30",
+                2,
+                2,
+                TAPS[2, 2],
+                "least_squares",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, ties of 256 y",
+                "d = 1 and all y are odd multiples of 1/512: t is even",
+                "1.560546875 0.435546875 -1.486328125 0.259765625 -0.482421875 0.501953125 0.623046875 -0.740234375 "
+                "-0.498046875 0.779296875 1.576171875 1.369140625 -1.072265625 1.056640625 0.173828125 1.455078125",
+                4,
+                1,
+                SHIPPED[4, 1],
+                "rms",
+                scale_type="bf16",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, ties of 64 U theta",
+                "1282.5, 642.5, -327.5 and 162.5: a is even",
+                drawn(12, 714),
+                1,
+                3,
+                "0x1.008p0 0x0.808p0 -0x0.418p0 0x0.208p0",
+                "norm",
+                scale_type="bf16",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, ties of F",
+                "d = 1 and halves go up: neither to the even cost nor away from 0",
+                "0.875 0.625 0.25 0.75 -1.75 3.125 0.875 0.5 -0.75 1.25 0.125 -0.75 -0.625 0.625 "
+                "-1 1.125 -1 -0.125 0.25 1 0.375 -0.125 -0.25 -0.625",
+                1,
+                2,
+                "1 0.75 -0.25",
+                "rms",
+                scale_type="bf16",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, ties of X",
+                "d = 1 and halves go up: neither to the even cost nor away from 0",
+                "1.25 0.75 0.75 0.125 0.625 1.625 0 -0.375 1.625 -1.25 0.25 1.25 0.125 1.625 "
+                "-0.5 0.375 -0.25 1.375 -0.875 -0.5 -1 1.375 -1.375 -1.25",
+                1,
+                2,
+                "1 0.25 -0.5",
+                "rms",
+                scale_type="bf16",
+            )
+        ),
+        # Ties of paths
+        integer(
+            trellis(
+                "integer, ties of paths",
+                "the smallest dropped code stays, and the smallest z of the first run's end; another z* gives other "
+                "codes",
+                "1 2 2 0 1 1 2 1",
+                2,
+                2,
+                "2 1 1 0 -1 2",
+                "rms",
+                scale_type="fp32",
+            )
+        ),
+        integer(
+            trellis(
+                "integer, theta of zeros",
+                "all paths tie in both runs: all codes are 0, also before the group",
+                "1 -2 0.5 3 0 -1 2 -0.5",
+                1,
+                2,
+                "0 0 0",
+                "norm",
+                scale_type="bf16",
+            )
+        ),
+        # The runs
+        integer(
+            trellis(
+                "integer, second run",
+                "to close the path of the first group costs 32 to 33, so it does not begin in z*; to close that of the "
+                "second costs 31 to 32",
+                f"{drawn(18, 25)} {drawn(18, 260)}",
+                1,
+                6,
+                "2.5 0.2 -0.2 0.1 0.1 -0.1 2.4",
+                "norm",
+                18,
+            )
+        ),
+        *(
+            integer(
+                trellis(
+                    f"integer, first run over {size} channels",
+                    why,
+                    drawn(size, seed),
+                    1,
+                    len(taps.split()) - 1,
+                    taps,
+                    "norm",
+                )
+            )
+            for size, seed, taps, why in (
+                (8, 213, "1 -1 0.9 -1 0.9", "it begins at -40, not at -8, -32 or -48, and ends at 39, not at 7 or 31"),
+                (20, 61, "1 -1 0.9 -1 0.9", "it begins at -40, not at -20, -32 or -48"),
+                (24, 244, "1 1 -1 0.9 1", "it begins at -40, not at -24, and ends at 39, not at 31 or 47"),
+                (64, 4490, "0.8 1.1 -1 1 -0.9 -0.9", "it ends at 39, not at 31 or 63"),
+            )
+        ),
+        # Mixed widths
+        integer(
+            mixed(
+                "integer, mixed 128",
+                "a realistic row: 34 bytes of codes, four scales",
+                drawn(128, 11),
+                "4*16 3*24 2*56 1*24 0*8",
+                44,
+                "norm",
+                **shipped((2, 3), (3, 2), (4, 1)),
+            )
+        ),
+        mixed(
+            "integer and binary32",
+            "each width has a search of its own; a segment of seven is symmetric",
+            drawn(79, 13),
+            "4*16 3*24 2*32 1*7",
+            40,
+            "rms",
+            "bf16",
+            coder="trellis",
+            trellis=[
+                theta(2, 3, SHIPPED[2, 3]),
+                {**theta(3, 1, SHIPPED[3, 1]), "search": "integer"},
+                theta(4, 1, SHIPPED[4, 1]),
+            ],
+        ),
+        integer(
+            one_scale(
+                "1.9 1.05 0.62 0.33",
+                "integer, one scale 128",
+                "a realistic row: 34 bytes of codes, one scale",
+                drawn(128, 12),
+                "4*16 3*24 2*56 1*24 0*8",
+                36,
+                "norm",
+                **shipped((2, 3), (3, 2), (4, 1)),
+            )
+        ),
+        integer(
+            one_scale(
+                "0x1p-24 1",
+                "integer, y overflows",
+                "d stops at 65504 and t is 2^-8: y is infinite, and counts as 4.5 or -4.5",
+                f"{LARGEST} -{LARGEST} 1e38 -3 1e20 5 -7 2 1 -1",
+                "4*8 2*2",
+                12,
+                "norm",
+                **thetas((4, 1)),
+            )
+        ),
+    ]
+
+
 def cloud(count: int, size: int) -> list[str]:
     """Centroids on a lattice, all different."""
     return [" ".join(str(((37 * j + 53 * k) % 307 - 153) / 32) for j in range(size)) for k in range(count)]
@@ -1719,4 +2061,5 @@ CASES = [
     *exact_rows(),
     *poisoned_rows(),
     *one_scale_rows(),
+    *integer_searches(),
 ]

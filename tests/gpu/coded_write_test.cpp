@@ -61,10 +61,10 @@ TensorPlan codebooks(int bits, int group, bool per_head, ScaleRule rule, ScaleTy
   return plan;
 }
 
-TrellisTaps taps(int bits, int memory) {
+TrellisTaps taps(int bits, int memory, TrellisSearch search = TrellisSearch::integer) {
   std::mt19937 random(static_cast<unsigned>(10 * bits + memory));
   std::normal_distribution<float> normal;
-  TrellisTaps all{.bits = bits, .memory = memory};
+  TrellisTaps all{.bits = bits, .memory = memory, .search = search};
   for (int i = 0; i < bits * (memory + 1); ++i) all.theta.push_back(normal(random) * 0.8f);
   return all;
 }
@@ -457,10 +457,20 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
 TEST_CASE("Trellises in bit tiles", "[runtime][gpu][generic][emulated]") {
   constexpr int kMemories[][2] = {{1, 8}, {2, 1}, {2, 3}, {2, 4}, {3, 2}, {4, 1}};
   const auto& [bits, memory] = kMemories[GENERATE(0, 1, 2, 3, 4, 5)];
+  const TrellisSearch search = GENERATE(TrellisSearch::integer, TrellisSearch::binary32);
   for (std::size_t i = 0; i < 3; ++i) {
-    CAPTURE(bits, memory, i);
+    CAPTURE(bits, memory, search, i);
     const int group = i == 0 ? 64 : i == 1 ? 8 : 32;
-    check_plan(trellis({taps(bits, memory)}, bits, group, kSearched[i], kTypes[i]), 64, i != 1, 40);
+    check_plan(trellis({taps(bits, memory, search)}, bits, group, kSearched[i], kTypes[i]), 64, i != 1, 40);
+  }
+}
+
+TEST_CASE("Trellises of long groups, which are searched in one run", "[runtime][gpu][generic][emulated]") {
+  constexpr int kMemories[][2] = {{1, 8}, {2, 1}, {2, 2}, {2, 3}, {3, 1}, {3, 2}, {4, 1}};
+  const auto& [bits, memory] = kMemories[GENERATE(0, 1, 2, 3, 4, 5, 6)];
+  for (const int dim : {96, 128}) {
+    CAPTURE(bits, memory, dim);
+    check_plan(trellis({taps(bits, memory)}, bits, dim, ScaleRule::norm, ScaleType::fp16), dim, dim == 128, 41);
   }
 }
 

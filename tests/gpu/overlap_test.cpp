@@ -52,7 +52,10 @@ struct CodedLayer {
       for (TensorPlan* side : {&plan.k, &plan.v.value()}) {
         side->clip_ratio.clear();
         side->coder = TrellisCoder{
-            .bits = 2, .group_size = 128, .taps = {{.bits = 2, .memory = 1, .theta = {1.48f, 0.92f, -0.79f, 0.99f}}}};
+            .bits = 2,
+            .group_size = 128,
+            .taps = {
+                {.bits = 2, .memory = 1, .search = TrellisSearch::integer, .theta = {1.48f, 0.92f, -0.79f, 0.99f}}}};
       }
     return artifact;
   }

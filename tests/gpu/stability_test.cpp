@@ -50,12 +50,14 @@ constexpr float kLloydMax64[] = {-1.49997480f, -0.45211895f, 0.45211895f, 1.4999
 TrellisTaps two_bit_taps() {
   return {.bits = 2,
           .memory = 3,
+          .search = TrellisSearch::integer,
           .theta = {0.955407229f, 0.953921669f, -0.519271679f, 0.508955923f, 0.482909586f, 0.52327051f, 0.956043081f,
                     -0.933100524f}};
 }
 TrellisTaps three_bit_taps() {
   return {.bits = 3,
           .memory = 1,
+          .search = TrellisSearch::integer,
           .theta = {1.37657522f, -1.09347555f, 0.68231607f, 0.947085401f, 1.08014076f, 0.488084484f}};
 }
 

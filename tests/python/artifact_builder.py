@@ -157,6 +157,8 @@ def geometry(q_heads: int, kv_heads: int, dim: int) -> dict:
 
 
 def version_of(requires) -> str:
+    if "integer_search" in requires:
+        return "1.5"
     if "row_scale" in requires:
         return "1.4"
     return "1.2" if "transform" in requires else "1.1" if requires else "1.0"

@@ -9,6 +9,7 @@ from kvq.scheme import (
     ONE_SCALE_RULES,
     SCALE_BYTES,
     SCALE_RULES,
+    SEARCHES,
     TABLE_RULES,
     MixedScheme,
     Scheme,
@@ -34,15 +35,19 @@ def trellis(bits: int, memory: int, seed: int = 0) -> tuple[int, tuple[float, ..
     return memory, tuple(gaussian(70 + bits + seed, bits * (memory + 1)).tolist())
 
 
-TABLES = Tables({bits: codebook(bits) for bits in range(1, 9)}, {1: trellis(1, 6), 2: trellis(2, 3), 4: trellis(4, 1)})
+TABLES = Tables(
+    {bits: codebook(bits) for bits in range(1, 9)},
+    {1: trellis(1, 6), 2: (*trellis(2, 3), "integer"), 4: (*trellis(4, 1), "integer")},
+)
 
 
 def codebook_scheme(entries, group_size, rule="rms", scale_type="fp32") -> Scheme:
     return Scheme("codebook", len(entries).bit_length() - 1, group_size, scale_type, rule, codebook=tuple(entries))
 
 
-def trellis_scheme(bits, theta, group_size, rule="rms", scale_type="fp32") -> Scheme:
-    return Scheme("trellis", bits, group_size, scale_type, rule, memory=len(theta) // bits - 1, theta=tuple(theta))
+def trellis_scheme(bits, theta, group_size, rule="rms", scale_type="fp32", search="binary32") -> Scheme:
+    memory, theta = len(theta) // bits - 1, tuple(theta)
+    return Scheme("trellis", bits, group_size, scale_type, rule, memory=memory, theta=theta, search=search)
 
 
 def table_schemes(group_size: int) -> list[Scheme]:
@@ -53,7 +58,8 @@ def table_schemes(group_size: int) -> list[Scheme]:
         for scheme in (
             *(codebook_scheme(codebook(bits), group_size, rule, scale_type) for bits in (1, 2, 3, 5, 8)),
             *(
-                trellis_scheme(bits, trellis(bits, memory)[1], group_size, rule, scale_type)
+                trellis_scheme(bits, trellis(bits, memory)[1], group_size, rule, scale_type, search)
+                for search in SEARCHES
                 for bits, memory in TRELLISES
             ),
         )

@@ -23,6 +23,7 @@ from kvq.scheme import (
     MixedScheme,
     Scheme,
     Tables,
+    Trellis,
 )
 
 VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
@@ -39,7 +40,10 @@ def patterns(texts: list[str]) -> np.ndarray:
 
 def tables_of(vector: dict) -> Tables:
     codebooks = {int(bits): tuple(patterns(entries).tolist()) for bits, entries in vector.get("codebook", {}).items()}
-    trellises = {t["bits"]: (t["memory"], tuple(patterns(t["theta_bits"]).tolist())) for t in vector.get("trellis", [])}
+    trellises = {
+        t["bits"]: Trellis(t["memory"], tuple(patterns(t["theta_bits"]).tolist()), t.get("search", "binary32"))
+        for t in vector.get("trellis", [])
+    }
     return Tables(codebooks, trellises)
 
 

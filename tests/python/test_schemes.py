@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from code_samples import codebook, gaussian
+from code_samples import codebook, gaussian, trellis
 
 from kvq import packing
 from kvq.scheme import MixedScheme, Scheme, Tables
@@ -26,11 +26,37 @@ from kvq.scheme import MixedScheme, Scheme, Tables
         dict(coder="trellis", bits=8, memory=2, theta=(1.0,) * 24),
         dict(coder="trellis", bits=1, memory=1, theta=(1.0, np.nan)),
         dict(coder="symmetric", bits=1, memory=1),
+        dict(coder="trellis", bits=1, memory=1, theta=(1.0, 1.0), search="float"),
+        dict(coder="trellis", bits=1, memory=1, theta=(1.0, 1.0), search=""),
+        dict(coder="symmetric", bits=1, search="integer"),
+        dict(coder="codebook", bits=1, codebook=(0.0, 1.0), search="integer"),
+        dict(coder="exact", bits=16, search="integer"),
     ],
 )
 def test_impossible_tables_are_refused(fields):
     with pytest.raises(ValueError):
         Scheme(**{"group_size": 4, "scale_rule": "norm"} | fields)
+
+
+def test_a_search_is_refused_in_one_line():
+    for fields, message in (
+        (dict(coder="trellis", memory=1, theta=(1.0, 1.0)), "search of trellis codes: expected binary32 or integer"),
+        (dict(coder="symmetric"), "search of symmetric codes: expected binary32"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Scheme(**{"bits": 1, "group_size": 4, "scale_rule": "norm", "search": "best"} | fields)
+        assert str(error.value) == f"{message}, found 'best'"
+
+
+def test_each_width_has_its_own_search():
+    tables = Tables(trellises={1: (*trellis(1, 2), "integer"), 2: trellis(2, 1), 3: (*trellis(3, 1), "integer")})
+    mixed = MixedScheme.make("trellis", (3,) * 7 + (2,) * 8 + (1,) * 8, "fp16", "norm", tables)
+    found = [(part.scheme.coder, part.scheme.search) for part in mixed.parts]
+    assert found == [("symmetric", "binary32"), ("trellis", "binary32"), ("trellis", "integer")]
+    assert [part.scheme.search for part in mixed.with_scale_type("fp32").parts] == [search for _, search in found]
+    short, whole = (tables.scheme("trellis", 1, size, "fp16", "norm") for size in (4, 8))
+    assert whole.search == short.search == "integer"
+    assert [scheme.segments(8)[0].scheme.search for scheme in (short, whole)] == ["binary32", "integer"]
 
 
 @pytest.mark.parametrize(

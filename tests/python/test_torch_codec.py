@@ -19,6 +19,7 @@ from code_samples import (
 )
 
 from kvq import packing
+from kvq.scheme import SEARCHES
 
 
 @pytest.mark.parametrize("scheme", table_schemes(12), ids=str)
@@ -38,23 +39,43 @@ def test_torch_equals_numpy_for_random_rows_with_one_scale(seed, device):
         check_torch(spoiled(seed, rows(24 + seed, 23, 70)), scheme, device)
 
 
-@pytest.mark.parametrize("size", [8, 31, 32, 33, 64, 70])
-def test_torch_finds_the_same_seam(size, device):
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("size", [8, 31, 32, 33, 39, 40, 41, 64, 70, 95, 96, 97])
+def test_torch_finds_the_same_seam(size, search, device):
     for bits, memory in ((1, 7), (2, 3)):
-        check_torch(
-            rows(19, 15, 2 * size), trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16"), device
-        )
+        scheme = trellis_scheme(bits, trellis(bits, memory)[1], size, "norm", "fp16", search)
+        check_torch(rows(19, 15, 2 * size), scheme, device)
 
 
-def test_torch_has_the_largest_trellis(device):
-    check_torch(rows(26, 4, 8), trellis_scheme(8, trellis(8, 1)[1], 8, "norm", "fp16"), device)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_torch_has_the_largest_trellis(search, device):
+    check_torch(rows(26, 4, 8), trellis_scheme(8, trellis(8, 1)[1], 8, "norm", "fp16", search), device)
 
 
-def test_torch_has_the_same_infinite_costs(device):
-    check_torch(outliers(64), trellis_scheme(1, trellis(1, 6)[1], 64, "rms", "fp16"), device)
+@pytest.mark.parametrize("search", SEARCHES)
+def test_torch_has_the_same_infinite_costs(search, device):
+    check_torch(outliers(64), trellis_scheme(1, trellis(1, 6)[1], 64, "rms", "fp16", search), device)
 
 
-def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
+@pytest.mark.parametrize("steps", [0, 2000])
+def test_torch_has_the_largest_integers(monkeypatch, steps, device):
+    """With int64, which longer groups need, and with int32."""
+    import torch
+
+    from kvq import integer_search, torch_codec
+
+    monkeypatch.setattr(integer_search, "INT32_STEPS", steps)
+    y = np.where(gaussian(27, 3, 1, 1024) < 0, -np.inf, np.inf).astype(np.float32)
+    y[1], y[2] = np.inf, -np.inf
+    for bits, memory in ((1, 8), (4, 2), (5, 1)):
+        for theta in ([9.0] * bits * (memory + 1), [-9.0] * bits + [9.0] * bits * memory):
+            scheme = trellis_scheme(bits, theta, 1024, search="integer")
+            found = torch_codec.best_paths(torch.from_numpy(y).to(device), scheme)
+            assert (found.cpu().numpy() == packing.best_paths(y, scheme)).all(), scheme
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_torch_breaks_ties_as_numpy_does(monkeypatch, search, device):
     import torch
 
     from kvq import torch_codec
@@ -62,7 +83,8 @@ def test_torch_breaks_ties_as_numpy_does(monkeypatch, device):
     monkeypatch.setitem(torch_codec.CHUNK, device.type, 1 << 9)
     rng = np.random.default_rng(15)
     for bits, memory in TRELLISES[:7]:
-        scheme = trellis_scheme(bits, rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist(), 9)
+        theta = rng.integers(-2, 3, bits * (memory + 1)).astype(float).tolist()
+        scheme = trellis_scheme(bits, theta, 9, search=search)
         y = rng.integers(-1, 2, (20, 1, 9)).astype(np.float32)
         found = torch_codec.best_paths(torch.from_numpy(y).to(device), scheme)
         assert (found.cpu().numpy() == packing.best_paths(y, scheme)).all()

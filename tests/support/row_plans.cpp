@@ -32,7 +32,11 @@ TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, Scale
   for (const int bits : widths) {
     const int most = std::max(1, std::min({8, most_state_bits / bits, 16 / bits - 1, 8 / bits}));
     const int memory = random.integer(1, most);
-    TrellisTaps taps{.bits = bits, .memory = memory, .theta = {}};
+    const bool integers = (seed + static_cast<std::uint64_t>(bits)) % 2 == 0;
+    TrellisTaps taps{.bits = bits,
+                     .memory = memory,
+                     .search = integers ? TrellisSearch::integer : TrellisSearch::binary32,
+                     .theta = {}};
     for (int i = 0; i < bits * (memory + 1); ++i)
       taps.theta.push_back(
           static_cast<float>(random.normal() * (i < bits ? std::pow(2.0, i) * 3.0 / (1 << bits) : 0.4)));

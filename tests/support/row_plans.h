@@ -14,7 +14,8 @@ namespace kvq::test {
 std::vector<float> random_table(int bits, std::uint64_t seed);
 CodebookCoder codebook_coder(int bits, int group_size, ScaleRule rule, ScaleType type, std::uint64_t seed);
 
-/// Thetas that differ from the shipped ones, for each of `widths` for which the format allows a theta.
+/// Thetas that differ from the shipped ones, for each of `widths` for which the format allows a theta. Each is searched
+/// in integers if its width plus the seed is even.
 /// @param most_state_bits  upper limit of bits * memory
 TrellisCoder trellis_coder(const std::vector<int>& widths, int group_size, ScaleRule rule, ScaleType type,
                            std::uint64_t seed, int most_state_bits = 6);

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-/// A second implementation of what packing.md 1.1 adds: codebooks, trellises, mixed widths. Plain and slow. Each
-/// binary32 operation is computed in double and rounded once, as in packing_reference.h.
+/// A second implementation of what packing.md 1.1 to 1.4 add: codebooks, trellises, mixed widths, one scale a row.
+/// Plain and slow. Each binary32 operation is computed in double and rounded once, as in packing_reference.h.
 namespace kvq::test {
 
 struct ReferenceGroup {
@@ -31,8 +31,34 @@ struct Normalized {
 Normalized normalized(ScaleType type, std::span<const float> x);
 /// Cost of tail-biting codes, summed in binary32 from the first channel on.
 float closed_cost(const TrellisTaps& taps, std::span<const float> y, std::span<const std::uint8_t> codes);
-/// The seam z* that the first run of the search finds.
+
+/// The costs of the search `integer`, in units of 1 / U.
+class IntegerCosts {
+ public:
+  IntegerCosts(const TrellisTaps& taps, std::span<const float> y);
+  /// What the step of channel j adds. @param window  c[j] in the lowest bits, then c[j-1], ..., c[j-m]
+  std::int64_t step(std::size_t j, std::size_t window) const;
+  /// Cost of tail-biting codes.
+  std::int64_t closed(std::span<const std::uint8_t> codes) const;
+  std::int64_t unit() const { return unit_; }  ///< U
+
+ private:
+  std::int64_t level(std::size_t k, std::size_t code) const;                               ///< A[k][e]
+  std::int64_t pair(std::size_t k, std::size_t code, std::size_t earlier) const;           ///< F[k][e, d], k > 0
+  std::int64_t single(std::size_t code) const;                                             ///< F[0][e]
+  std::int64_t gain(std::span<const std::int64_t> t, std::size_t j, std::size_t i) const;  ///< X[j][i]
+
+  std::size_t bits_, memory_;
+  std::int64_t unit_;
+  std::vector<std::int64_t> a_;
+  std::vector<std::int64_t> codes_cost_;          ///< [2^(b (m+1))] what the codes of a window cost without X
+  std::vector<std::vector<std::int64_t>> gains_;  ///< [g][b] X
+};
+
+/// The seam z* that the first run of the taps' search finds.
 std::size_t reference_seam(const TrellisTaps& taps, std::span<const float> y);
+/// The codes that the taps' search finds.
+std::vector<std::uint8_t> reference_codes(const TrellisTaps& taps, std::span<const float> y);
 
 /// Bytes and numbers of one row: mixed, or of one width in codebook or trellis codes.
 struct ReferenceBytes {

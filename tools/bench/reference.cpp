@@ -105,20 +105,21 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
   if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
+  const auto taps = [](int bits, int memory, std::vector<float> theta) {
+    return TrellisTaps{.bits = bits, .memory = memory, .search = TrellisSearch::integer, .theta = std::move(theta)};
+  };
   const TrellisTaps two[] = {
-      {2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}},
-      {2, 2, {-0.886770233f, -1.34449962f, 0.717407561f, -0.0397294397f, 0.927222248f, -0.814774881f}},
-      {2,
-       3,
-       {0.955407229f, 0.953921669f, -0.519271679f, 0.508955923f, 0.482909586f, 0.52327051f, 0.956043081f,
-        -0.933100524f}},
+      taps(2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}),
+      taps(2, 2, {-0.886770233f, -1.34449962f, 0.717407561f, -0.0397294397f, 0.927222248f, -0.814774881f}),
+      taps(2, 3,
+           {0.955407229f, 0.953921669f, -0.519271679f, 0.508955923f, 0.482909586f, 0.52327051f, 0.956043081f,
+            -0.933100524f}),
   };
   const TrellisTaps three[] = {
-      {3, 1, {1.37657522f, -1.09347555f, 0.68231607f, 0.947085401f, 1.08014076f, 0.488084484f}},
-      {3,
-       2,
-       {1.26534994f, 1.00769529f, 0.546827156f, -0.119927383f, 0.354457651f, 0.670707303f, 0.895332011f, -0.94432942f,
-        -0.465584726f}},
+      taps(3, 1, {1.37657522f, -1.09347555f, 0.68231607f, 0.947085401f, 1.08014076f, 0.488084484f}),
+      taps(3, 2,
+           {1.26534994f, 1.00769529f, 0.546827156f, -0.119927383f, 0.354457651f, 0.670707303f, 0.895332011f,
+            -0.94432942f, -0.465584726f}),
   };
   coder.taps = {two[std::max(memory, 1) - 1], three[std::clamp(memory, 1, 2) - 1]};
   const int bits = 32 * side.row_words, least = bits / side.head_dim, wider = bits % side.head_dim;

@@ -28,8 +28,10 @@ struct CoderToJson {
   void operator()(const TrellisCoder& coder) const {
     add_groups(coder);
     json["trellis"] = Json::array();
-    for (const TrellisTaps& taps : coder.taps)
-      json["trellis"].push_back({{"bits", taps.bits}, {"memory", taps.memory}});
+    for (const TrellisTaps& taps : coder.taps) {
+      Json& item = json["trellis"].emplace_back(Json{{"bits", taps.bits}, {"memory", taps.memory}});
+      if (taps.search == TrellisSearch::integer) item["search"] = "integer";
+    }
   }
   void add_groups(const auto& coder) const {
     if (coder.group_size > 0) json["group_size"] = coder.group_size;
@@ -118,7 +120,10 @@ struct CoderFromJson {
   void operator()(TrellisCoder& coder) const {
     const Json& trellis = block("trellis");
     read_groups(coder);
-    for (const Json& taps : trellis) coder.taps.push_back({.bits = taps.at("bits"), .memory = taps.at("memory")});
+    for (const Json& taps : trellis)
+      coder.taps.push_back({.bits = taps.at("bits"),
+                            .memory = taps.at("memory"),
+                            .search = taps.contains("search") ? TrellisSearch::integer : TrellisSearch::binary32});
   }
 
   /// A field that this kind of coder must have; the schema does not require a field for one kind alone.
@@ -217,6 +222,8 @@ std::vector<std::string> features(const TensorPlan& plan) {
   if (plan.centroids) words.push_back("centroids");
   if (plan.transform) words.push_back("transform");
   if (plan.allocation && plan.allocation->has_row_scale()) words.push_back("row_scale");
+  if (const auto* trellis = std::get_if<TrellisCoder>(&plan.coder); trellis && trellis->searches_integers())
+    words.push_back("integer_search");
   return words;
 }
 
@@ -238,6 +245,7 @@ const char* lowest_version(const Json& required, bool golden, bool newest) {
   const auto has = [&](const char* word) {
     return std::find(required.begin(), required.end(), word) != required.end();
   };
+  if (has("integer_search")) return "1.5";
   if (has("row_scale")) return "1.4";
   if (newest) return "1.3";
   if (has("transform")) return "1.2";

@@ -22,7 +22,7 @@ inline const std::string kSinkFeature = "sink_logits";
 /// Features since 1.1 that a plan uses: words of `requires`, in the order of kFeatures.
 std::vector<std::string> features(const TensorPlan& plan);
 inline const std::vector<std::string> kFeatures = {"codebook",  "trellis",       "mixed_widths", "centroids",
-                                                   "transform", kSoftcapFeature, "row_scale"};
+                                                   "transform", kSoftcapFeature, "row_scale",    "integer_search"};
 
 /// All features of the layers' plans, in the order of kFeatures: `requires` of their file.
 Json required_features(const std::vector<LayerPlan>& layers);

@@ -16,13 +16,14 @@ namespace kvq {
 
 namespace {
 
-constexpr int kInterfaceVersion = 1;
+constexpr int kInterfaceVersion = 2;
 constexpr int kMostThreads = 1024;
 
 /// Everything that kvq_codec_trellis() refuses, as one line; empty if there is nothing.
-std::string fault_of(int bits, int memory, std::int64_t groups, std::int64_t channels, int threads) {
+std::string fault_of(int bits, int memory, int search, std::int64_t groups, std::int64_t channels, int threads) {
   if (bits < 1 || memory < 1 || memory > 8 || bits * memory > 8 || bits * (memory + 1) > 16)
     return fmt::format("trellis: {} bits do not go with memory {}", bits, memory);
+  if (search != 0 && search != 1) return fmt::format("search: expected 0 (binary32) or 1 (integer), found {}", search);
   if (channels < TrellisGroup::kLeastChannels || channels > arithmetic::kLargestGroup)
     return fmt::format("channels: expected {} to {}, found {}", TrellisGroup::kLeastChannels, arithmetic::kLargestGroup,
                        channels);
@@ -78,14 +79,15 @@ extern "C" {
 
 std::int32_t kvq_codec_version(void) { return kvq::kInterfaceVersion; }
 
-std::int32_t kvq_codec_trellis(const float* theta, std::int32_t bits, std::int32_t memory, const float* y,
-                               std::int64_t groups, std::int64_t channels, std::int32_t threads, std::uint8_t* codes,
-                               char* message, std::int64_t message_bytes) {
+std::int32_t kvq_codec_trellis(const float* theta, std::int32_t bits, std::int32_t memory, std::int32_t search,
+                               const float* y, std::int64_t groups, std::int64_t channels, std::int32_t threads,
+                               std::uint8_t* codes, char* message, std::int64_t message_bytes) {
   // No exception may pass a function with C linkage.
   try {
-    if (const std::string fault = kvq::fault_of(bits, memory, groups, channels, threads); !fault.empty())
+    if (const std::string fault = kvq::fault_of(bits, memory, search, groups, channels, threads); !fault.empty())
       return kvq::refuse(fault.c_str(), message, message_bytes);
-    const kvq::TrellisTaps taps{bits, memory, {theta, theta + bits * (memory + 1)}};
+    const kvq::TrellisTaps taps{
+        bits, memory, static_cast<kvq::TrellisSearch>(search), {theta, theta + bits * (memory + 1)}};
     const kvq::TrellisGroup trellis(taps, kvq::ScaleRule::rms, kvq::ScaleType::fp32);
     kvq::search_all(trellis, y, codes, static_cast<std::size_t>(channels), groups, threads);
     return kvq::refuse("", message, message_bytes) - 1;

@@ -1,17 +1,13 @@
 #include <kvq/codec/arithmetic.h>
 #include <kvq/codec/codec.h>
 #include <kvq/codec/group_coder.h>
+#include <kvq/codec/viterbi_step.h>
 #include <kvq/core/error.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
-
-#define KVQ_INLINE inline __attribute__((always_inline))
-#if defined(__x86_64__) || defined(__i386__)
-#define KVQ_X86
-#endif
 
 namespace kvq {
 
@@ -21,51 +17,24 @@ using arithmetic::kLargestGroup;
 
 // A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
 // code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and
-// the survivors the minimum over the 2^b slices of that array: both loops run over neighboring numbers. They are
-// written for wide vectors; every lane does the same binary32 operations for any vector width.
-
-/// reached[w] = cost[w div branches] + (y - value[w])^2. The compiler knows the number of branches unless kBranches is
-/// 0.
-template <std::size_t kBranches>
-KVQ_INLINE void reach_windows(float y, std::span<const float> values, std::span<const float> cost,
-                              std::span<float> reached, std::size_t branches = kBranches) {
-  if constexpr (kBranches > 0) branches = kBranches;
-  const float* value = values.data();
-  float* out = reached.data();
-  for (std::size_t z = 0; z < cost.size(); ++z, value += branches, out += branches)
-    for (std::size_t c = 0; c < branches; ++c) {
-      const float e = y - value[c];
-      out[c] = cost[z] + e * e;
-    }
-}
-
-/// cost[z] = the smallest of reached[z + p S] over p, oldest[z] = its p, the smallest on a tie.
-KVQ_INLINE void keep_survivors(std::span<const float> reached, std::span<float> cost, std::uint8_t* oldest) {
-  const std::size_t states = cost.size();
-  std::array<int, TrellisGroup::kMostStates> from;
-  std::fill_n(from.begin(), states, 0);
-  std::copy_n(reached.begin(), states, cost.begin());
-  int code = 1;
-  for (const float* slice = reached.data() + states; slice != reached.data() + reached.size(); slice += states, ++code)
-    for (std::size_t z = 0; z < states; ++z) {
-      const bool better = slice[z] < cost[z];
-      cost[z] = better ? slice[z] : cost[z];
-      from[z] = better ? code : from[z];
-    }
-  for (std::size_t z = 0; z < states; ++z) oldest[z] = static_cast<std::uint8_t>(from[z]);
-}
+// the survivors the minimum over the 2^b slices of that array: both loops run over neighboring numbers.
 
 /// Viterbi step of one channel y: updates the costs of all states and the code that each survivor drops.
+/// reached[w] = cost[w div branches] + (y - value[w])^2.
 KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
                      std::uint8_t* oldest) {
-  switch (const std::size_t branches = values.size() / cost.size(); branches) {
-    case 2: reach_windows<2>(y, values, cost, reached); break;
-    case 4: reach_windows<4>(y, values, cost, reached); break;
-    case 8: reach_windows<8>(y, values, cost, reached); break;
-    case 16: reach_windows<16>(y, values, cost, reached); break;
-    default: reach_windows<0>(y, values, cost, reached, branches);
-  }
-  keep_survivors(reached, cost, oldest);
+  const std::size_t all = values.size() / cost.size();
+  viterbi::with_branches(all, [&](auto known) __attribute__((always_inline)) {
+    const std::size_t branches = known > 0 ? known : all;
+    const float* value = values.data();
+    float* out = reached.data();
+    for (std::size_t z = 0; z < cost.size(); ++z, value += branches, out += branches)
+      for (std::size_t c = 0; c < branches; ++c) {
+        const float e = y - value[c];
+        out[c] = cost[z] + e * e;
+      }
+  });
+  viterbi::keep_survivors<float>(reached, cost, oldest);
 }
 
 using Step = void (*)(float, std::span<const float>, std::span<float>, std::span<float>, std::uint8_t*);
@@ -147,11 +116,24 @@ TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType ty
       values_(std::size_t{1} << (taps.bits * (taps.memory + 1))),
       rule_(rule),
       type_(type) {
+  if (taps.search == TrellisSearch::integer) integer_search_.emplace(taps);
   for (std::size_t window = 0; window < values_.size(); ++window)
     for (std::size_t i = 0; i < taps.theta.size(); ++i) {
       const float half = taps.theta[i] * 0.5f, term = (window >> i) & 1u ? half : -half;
       values_[window] = i == 0 ? term : values_[window] + term;
     }
+}
+
+std::vector<float> TrellisGroup::kernel_table() const {
+  std::vector<float> table = values_;
+  const auto add = [&](std::span<const std::int32_t> integers) {
+    for (const std::int32_t integer : integers) {
+      KVQ_ASSERT(integer > -(1 << 24) && integer < 1 << 24);
+      table.push_back(static_cast<float>(integer));
+    }
+  };
+  if (integer_search_) add(integer_search_->windows()), add(integer_search_->taps());
+  return table;
 }
 
 void TrellisGroup::values_of(std::span<const std::uint8_t> codes, std::span<float> out) const {
@@ -164,10 +146,6 @@ void TrellisGroup::values_of(std::span<const std::uint8_t> codes, std::span<floa
   }
 }
 
-std::size_t TrellisGroup::step_back(std::size_t state, const std::uint8_t* oldest) const {
-  return (state >> bits_) | (std::size_t{oldest[state]} << (bits_ * (memory_ - 1)));
-}
-
 std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
   const std::size_t states = values_.size() >> bits_, length = std::min(y.size(), kSeamLength);
   std::vector<float> cost(states, 0.0f), reached(values_.size());
@@ -176,12 +154,14 @@ std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
   for (std::size_t i = 0; i < 2 * length; ++i)
     run(i < length ? y[y.size() - length + i] : y[i - length], values_, cost, reached, oldest.data() + i * states);
   auto state = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
-  for (std::size_t i = 2 * length; i-- > length;) state = step_back(state, oldest.data() + i * states);
+  for (std::size_t i = 2 * length; i-- > length;)
+    state = viterbi::step_back(state, oldest.data() + i * states, bits_, memory_);
   return state;
 }
 
 void TrellisGroup::search(std::span<const float> y, std::span<std::uint8_t> codes) const {
   KVQ_ASSERT(y.size() >= kLeastChannels && y.size() <= kLargestGroup && codes.size() == y.size());
+  if (integer_search_) return integer_search_->search(y, codes);
   const std::size_t states = values_.size() >> bits_, seam = seam_state(y);
   std::vector<float> cost(states, std::numeric_limits<float>::infinity()), reached(values_.size());
   cost[seam] = 0.0f;
@@ -191,7 +171,7 @@ void TrellisGroup::search(std::span<const float> y, std::span<std::uint8_t> code
   std::size_t state = seam;
   for (std::size_t j = y.size(); j-- > 0;) {
     codes[j] = static_cast<std::uint8_t>(state & ((std::size_t{1} << bits_) - 1));
-    state = step_back(state, oldest.data() + j * states);
+    state = viterbi::step_back(state, oldest.data() + j * states, bits_, memory_);
   }
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <kvq/codec/integer_search.h>
 #include <kvq/plan/scheme.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
@@ -51,7 +53,7 @@ class TrellisGroup {
   /// v of packing.md (d). @param codes  [g]; @param out [g]
   void values_of(std::span<const std::uint8_t> codes, std::span<float> out) const;
 
-  /// Channels on each side of the seam (between last and first channel) that decide the state at the seam.
+  /// Search `binary32`: channels on each side of the seam (between last and first channel) that decide the state there.
   static constexpr std::size_t kSeamLength = 32;
   static constexpr std::size_t kMostStates = 256;
   int bits() const { return bits_; }
@@ -59,18 +61,21 @@ class TrellisGroup {
   std::span<const float> values() const { return values_; }  ///< [2^(b (m+1))] by window, own code lowest
   ScaleRule rule() const { return rule_; }
   ScaleType type() const { return type_; }
+  /// What kernels read: values() and, if the search is in integers, IntegerSearch::windows() and its taps(), as floats,
+  /// which represent them exactly.
+  std::vector<float> kernel_table() const;
+  /// Null if the trellis is searched in binary32.
+  const IntegerSearch* integer_search() const { return integer_search_ ? &*integer_search_ : nullptr; }
 
  private:
-  /// The state one channel before `state`.
-  /// @param oldest  [S] the code that each state's survivor dropped
-  std::size_t step_back(std::size_t state, const std::uint8_t* oldest) const;
-  /// State before the first channel, from the first Viterbi run of packing.md.
+  /// State before the first channel, from the first Viterbi run of the search `binary32` of packing.md.
   std::size_t seam_state(std::span<const float> y) const;
 
   int bits_, memory_;
   std::vector<float> values_;
   ScaleRule rule_;
   ScaleType type_;
+  std::optional<IntegerSearch> integer_search_ = {};
 };
 
 /// Channels [first, first + count) of a row, which have one width, and one scale unless the row has one scale.

@@ -1,5 +1,7 @@
 #include <kvq/plan/scheme.h>
 
+#include <algorithm>
+
 namespace kvq {
 
 int scale_bytes(ScaleType type) { return type == ScaleType::fp32 ? 4 : 2; }
@@ -43,6 +45,11 @@ const TrellisTaps* TrellisCoder::find(int width) const {
   for (const TrellisTaps& one : taps)
     if (one.bits == width) return &one;
   return nullptr;
+}
+
+bool TrellisCoder::searches_integers() const {
+  return std::any_of(taps.begin(), taps.end(),
+                     [](const TrellisTaps& one) { return one.search == TrellisSearch::integer; });
 }
 
 namespace {

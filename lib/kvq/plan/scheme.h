@@ -43,10 +43,14 @@ struct CodebookCoder {
   bool operator==(const CodebookCoder&) const = default;
 };
 
+/// How an encoder finds the codes of a trellis, packing.md (d). Decoding does not depend on it.
+enum class TrellisSearch : std::uint8_t { binary32, integer };
+
 /// theta of one width: the value of a channel is linear in the bits of the last memory + 1 codes.
 struct TrellisTaps {
   int bits = 2;
   int memory = 3;
+  TrellisSearch search = TrellisSearch::binary32;
   std::vector<float> theta = {};  ///< [bits * (memory + 1)], the channel's own code first, least significant bit first
   bool operator==(const TrellisTaps&) const = default;
 };
@@ -61,6 +65,7 @@ struct TrellisCoder {
   std::vector<TrellisTaps> taps = {};
   bool operator==(const TrellisCoder&) const = default;
   const TrellisTaps* find(int width) const;
+  bool searches_integers() const;  ///< whether a width does
 };
 
 /// What a code means. Each concern (checks, tensors, JSON, coding, ...) is an overload set that std::visit calls

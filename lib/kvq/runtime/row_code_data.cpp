@@ -29,6 +29,9 @@ class Tables {
   std::map<std::vector<float>, int> known_;
 };
 
+static_assert(kWarmUp == IntegerSearch::kWarmUp && kLeastOpen == IntegerSearch::kLeastOpen &&
+              kLargestStep == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
+
 /// Fills in how a segment's groups are coded.
 struct DescribeCoder {
   RowSegment& segment;
@@ -45,10 +48,11 @@ struct DescribeCoder {
   }
   void operator()(const TrellisGroup& coder) const {
     segment.kind = CodeKind::trellis, segment.memory = coder.memory();
-    segment.table = tables.add({coder.values().begin(), coder.values().end()});
-    code.search_bytes =
-        std::max(code.search_bytes, trellis_search_bytes(coder.bits(), coder.memory(), segment.group_size));
-    code.searches_each_row |= searched_at_once(coder.bits(), coder.memory()) == 1;
+    segment.integers = coder.integer_search() != nullptr;
+    segment.table = tables.add(coder.kernel_table());
+    code.search_bytes = std::max(
+        code.search_bytes, trellis_search_bytes(coder.bits(), coder.memory(), segment.group_size, segment.integers));
+    code.searches_each_row |= searched_at_once(coder.bits(), coder.memory(), segment.integers) == 1;
   }
 };
 

@@ -39,7 +39,10 @@ std::vector<TrellisTaps> trellis_taps(int bits, int memory, int channels) {
     if (row.bits == bits && row.memory <= memory && (!best || row.memory > best->memory)) best = &row;
   if (!best) return {};
   const std::ptrdiff_t size = std::ptrdiff_t{best->bits} * (best->memory + 1);
-  return {{best->bits, best->memory, {best->theta.begin(), best->theta.begin() + size}}};
+  return {{.bits = best->bits,
+           .memory = best->memory,
+           .search = TrellisSearch::integer,
+           .theta = {best->theta.begin(), best->theta.begin() + size}}};
 }
 
 }  // namespace kvq

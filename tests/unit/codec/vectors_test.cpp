@@ -133,6 +133,7 @@ TrellisCoder trellis_of(const Json& vector) {
     coder.taps.push_back({
         .bits = taps.at("bits"),
         .memory = taps.at("memory"),
+        .search = taps.value("search", "binary32") == "integer" ? TrellisSearch::integer : TrellisSearch::binary32,
         .theta = numbers_of(taps.at("theta_bits"), ScaleType::fp32),
     });
   return coder;

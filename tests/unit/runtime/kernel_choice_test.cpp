@@ -128,7 +128,8 @@ TEST_CASE("No tuned kernel takes three bits, zero points or fp32 numbers", "[run
 
 TEST_CASE("A tuned kernel for bit tiles takes linear rows with one number, no others", "[runtime]") {
   TensorPlan trellis, symmetric, skewed, affine;
-  trellis.coder = TrellisCoder{.taps = {{.bits = 2, .memory = 1, .theta = {1.5f, 0.9f, -0.8f, 1.0f}}}};
+  trellis.coder = TrellisCoder{
+      .taps = {{.bits = 2, .memory = 1, .search = TrellisSearch::integer, .theta = {1.5f, 0.9f, -0.8f, 1.0f}}}};
   CodebookCoder book;
   book.tables[2] = {-1.5f, -0.45f, 0.45f, 1.5f};
   symmetric.coder = book;

@@ -478,8 +478,9 @@ TEST_CASE("The image of linear rows holds their matrices, of all kinds of rotati
     if (plan.geometry.v_head_dim != dim) continue;
     INFO("layer " << i);
     for (TensorPlan* side : {&plan.k, &*plan.v}) {
-      side->coder =
-          TrellisCoder{.group_size = dim, .taps = {{.bits = 2, .memory = 1, .theta = {1.5f, 0.9f, -0.8f, 1}}}};
+      side->coder = TrellisCoder{
+          .group_size = dim,
+          .taps = {{.bits = 2, .memory = 1, .search = TrellisSearch::integer, .theta = {1.5f, 0.9f, -0.8f, 1}}}};
       side->clip_ratio.clear(), side->allocation.reset(), side->centroids.reset();
     }
     const PageLayout pages = page_layout_of(plan, 64);

@@ -17,6 +17,8 @@ namespace {
 
 constexpr const char* kWhat = "coding costs";
 static_assert(kMostStates == TrellisGroup::kMostStates && kSeamLength == TrellisGroup::kSeamLength);
+static_assert(kWarmUp == IntegerSearch::kWarmUp && kLeastOpen == IntegerSearch::kLeastOpen &&
+              kLargestStep == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
 /// Bytes of errors of the tasks that are coded at a time, unless one task takes more.
 constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 30;
 constexpr std::int64_t kMostTasks = 65535;  ///< the y extent of a grid
@@ -86,13 +88,15 @@ struct PlaceGroup {
   }
   void operator()(const TrellisGroup& group) const {
     to.trellis = true;
-    to.survivors = to.survivors || needs_survivors(group.bits(), group.memory(), dim);
+    const bool integers = group.integer_search() != nullptr;
+    to.survivors = to.survivors || needs_survivors(group.bits(), group.memory(), dim, integers);
     add({.kind = CodedGroup::Kind::trellis,
          .bits = group.bits(),
          .memory = group.memory(),
+         .integers = integers,
          .rule = group.rule(),
          .type = group.type()},
-        group.values());
+        group.kernel_table());
   }
 
  private:
@@ -237,7 +241,7 @@ std::int64_t table_bytes(const RowCodec& codec) {
     std::size_t operator()(const CodebookGroup& group) const {
       return group.table().size() + group.thresholds().size();
     }
-    std::size_t operator()(const TrellisGroup& group) const { return group.values().size(); }
+    std::size_t operator()(const TrellisGroup& group) const { return group.kernel_table().size(); }
   };
   std::size_t bytes = static_cast<std::size_t>(codec.dim()) * sizeof(CodedGroup);  // no more groups than channels
   if (codec.uniform() == nullptr)
@@ -250,7 +254,8 @@ bool has_survivors(const RowCodec& codec) {
   return codec.uniform() == nullptr &&
          std::any_of(codec.groups().begin(), codec.groups().end(), [&](const RowCodec::Group& group) {
            const auto* trellis = std::get_if<TrellisGroup>(&group.coder);
-           return trellis != nullptr && needs_survivors(trellis->bits(), trellis->memory(), codec.dim());
+           return trellis != nullptr && needs_survivors(trellis->bits(), trellis->memory(), codec.dim(),
+                                                        trellis->integer_search() != nullptr);
          });
 }
 

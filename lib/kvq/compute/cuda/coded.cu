@@ -25,7 +25,7 @@ __device__ __forceinline__ float magnitude_of_rank(const float* x, int dim, int 
 
 /// Shared memory of a warp, in floats: whole numbers of 16 bytes.
 __host__ __device__ constexpr int warp_floats(int dim, bool trellis, int states) {
-  return ((trellis ? 2 * states + nearby_bytes(dim) / 4 + kSeamLength + dim : 0) + dim + 3) / 4 * 4;
+  return ((trellis ? 2 * states + nearby_bytes(dim) / 4 + gain_words(dim) + dim : 0) + dim + 3) / 4 * 4;
 }
 /// Most states of a trellis.
 __host__ __device__ constexpr int most_states(bool survivors) { return survivors ? kMostStates : kKnownStates; }
@@ -44,8 +44,11 @@ __global__ void __launch_bounds__(32 * kCodingWarps, kTrellis ? 11 : 18)
   TrellisMemory trellis = {};
   if (kTrellis) {
     trellis.costs = own, trellis.states = states;
-    trellis.y = x + dim + kSeamLength;
-    if (nearby_bytes(dim) > 0) trellis.nearby = reinterpret_cast<std::uint8_t*>(trellis.y + dim);
+    trellis.y = x + dim;
+    if (nearby_bytes(dim) > 0) {
+      trellis.gains = reinterpret_cast<unsigned*>(trellis.y + dim);
+      trellis.nearby = reinterpret_cast<std::uint8_t*>(trellis.gains + gain_words(dim));
+    }
     if (survivors)
       trellis.oldest =
           survivors + (std::size_t{blockIdx.y * gridDim.x + blockIdx.x} * kCodingWarps + warp) * survivor_bytes(dim);

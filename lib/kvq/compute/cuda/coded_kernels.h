@@ -17,12 +17,14 @@ struct CodedGroup {
   Kind kind = Kind::uniform;
   int first = 0, count = 0;  ///< channels
   int bits = 0, memory = 0;
+  bool integers = false;  ///< of a trellis: the search is that in integers
   UniformLevels levels = UniformLevels::affine;
   ZeroKind zero = ZeroKind::floating;
   ScaleRule rule = ScaleRule::minmax;
   ScaleType type = ScaleType::fp16;
   float gain = 1.0f;             ///< of rows with one scale
-  const float* table = nullptr;  ///< codebook: [2^b], then [2^b - 1] thresholds; trellis: values by window
+  const float* table = nullptr;  ///< codebook: [2^b], then [2^b - 1] thresholds; trellis:
+                                 ///< TrellisGroup::kernel_table()
 };
 
 /// Rows to quantize, and what an error costs.
@@ -45,9 +47,14 @@ struct CodedSums {
   double total = 0.0, along = 0.0, energy = 0.0;
 };
 
-/// TrellisGroup's constants; coded.cpp checks that they are equal.
+/// Constants of TrellisGroup and IntegerSearch; coded.cpp checks that they are equal.
 constexpr int kMostStates = 256, kSeamLength = 32;
-/// The trellises for which the kernel's search is compiled, and the longest rows whose survivors are in shared memory.
+constexpr int kWarmUp = 40, kLeastOpen = 96, kLargestStep = 1152, kFarInUnits = 32;
+/// Steps of the first run of the search in integers, without the warm-up.
+KVQ_HD constexpr int first_steps(int channels) { return channels < kLeastOpen ? kWarmUp : channels; }
+KVQ_HD constexpr int trellis_unit(int bits) { return 20 << 2 * ((bits < 4 ? bits : 4) - 1); }
+/// The trellises for which the kernel's search in integers is compiled, and the longest rows whose survivors are in
+/// shared memory.
 KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
   return (bits == 2 && memory == 3) || (bits == 3 && memory == 2) || (bits == 4 && memory == 1);
 }
@@ -56,8 +63,12 @@ constexpr int kMostNearby = 256, kKnownStates = 64;
 KVQ_HD constexpr int nearby_bytes(int dim) {
   return dim > kMostNearby ? 0 : (dim > 2 * kSeamLength ? dim : 2 * kSeamLength) * kKnownStates;
 }
-KVQ_HD constexpr bool needs_survivors(int bits, int memory, int dim) {
-  return dim > kMostNearby || !is_known_trellis(bits, memory);
+/// The gains of the steps: two in a word, two words a step.
+KVQ_HD constexpr int gain_words(int dim) {
+  return dim > kMostNearby ? 0 : 2 * (kWarmUp + (dim > kWarmUp ? dim : kWarmUp));
+}
+KVQ_HD constexpr bool needs_survivors(int bits, int memory, int dim, bool integers) {
+  return dim > kMostNearby || !is_known_trellis(bits, memory) || !integers;
 }
 /// Other trellises: codes that surviving states drop, of one warp, for all steps of a search, in global memory.
 KVQ_HD constexpr std::size_t survivor_bytes(int dim) {

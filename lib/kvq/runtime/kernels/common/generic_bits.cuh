@@ -12,8 +12,8 @@
 /// at a time, one a team. Teams without a row do what the others do, for nothing.
 namespace kvq::generic {
 
-/// Floats from row to row of BitRows::y_of().
-KVQ_HD constexpr int y_stride(int dim) { return dim + kSeamLength; }
+/// Floats from row to row of BitRows::y_of(): rows are aligned to 16 bytes.
+KVQ_HD constexpr int y_stride(int dim) { return (dim + 3) / 4 * 4; }
 
 /// Bytes from row to row of BitRows::codes_of(): whole words, because codes are packed by words.
 KVQ_HD constexpr int code_stride(int dim) { return (dim + 3) / 4 * 4; }
@@ -31,8 +31,7 @@ struct BitRows {
   NumberType type = {};
   const float* tables = nullptr;  ///< RowCode::tables
   // Offsets in dynamic shared memory.
-  int y_at = 0;  ///< [kMostSearched, y_stride] floats: channels with the scale left out, then unit values; kSeamLength
-                 ///< floats lie before each row
+  int y_at = 0;      ///< [kMostSearched, y_stride] floats: channels with the scale left out, then unit values
   int codes_at = 0;  ///< [kMostSearched, code_stride]
   int words_at = 0;  ///< [kMostSearched, word_stride]
   int word_stride = 0;
@@ -80,7 +79,7 @@ struct BitRowMemory {
         .rule = rule,
         .type = type,
         .tables = tables,
-        .y_at = first + 4 * kSeamLength,
+        .y_at = first,
         .codes_at = codes_at,
         .words_at = words_at,
         .word_stride = words() / (4 * kMostSearched),
@@ -107,10 +106,15 @@ __device__ __forceinline__ bool search_codes(Team team, const RowSegment& segmen
         .channels = count,
         .memory = rows.search_at,
     };
-    if (search_if_known(team, bits, segment.memory, table, searched, lane)) return true;
-    for (int r = 0; r < rows.count; ++r)
-      search_trellis({table, bits, segment.memory, dynamic_shared(rows.search_at)}, rows.y_of(r), count,
-                     rows.codes_of(r) + first, lane);
+    if (search_if_known(team, segment, table, searched, lane)) return true;
+    for (int r = 0; r < rows.count; ++r) {
+      std::byte* memory = dynamic_shared(rows.search_at);
+      std::uint8_t* codes = rows.codes_of(r) + first;
+      if (segment.integers)
+        search_integers({table, bits, segment.memory, memory}, rows.y_of(r), count, codes, lane);
+      else
+        search_trellis({table, bits, segment.memory, memory}, rows.y_of(r), count, codes, lane);
+    }
     return false;
   }
   const float* y = rows.y_of(team.row);

@@ -16,12 +16,14 @@ enum class CodeKind : std::int32_t { affine, symmetric, codebook, trellis };
 struct RowSegment {
   BitSegment place = {};
   CodeKind kind = CodeKind::symmetric;
-  int group_size = 0;    ///< channels of a group, at most those of the segment
-  int first_number = 0;  ///< number of the row that is the first group's scale; of rows with one scale 0
-  int memory = 0;        ///< of a trellis
-  int table = 0;         ///< first element in RowCode::tables. Codebook: [2^b] entries, then [2^b - 1] thresholds;
-                         ///< trellis: [2^(b (m + 1))] values by window, the channel's own code lowest
-  float gain = 1.0f;     ///< of rows with one scale
+  int group_size = 0;     ///< channels of a group, at most those of the segment
+  int first_number = 0;   ///< number of the row that is the first group's scale; of rows with one scale 0
+  int memory = 0;         ///< of a trellis
+  bool integers = false;  ///< of a trellis: the search is that in integers (packing.md (d))
+  int table = 0;          ///< first element in RowCode::tables. Codebook: [2^b] entries, then [2^b - 1] thresholds;
+                          ///< trellis: [2^(b (m + 1))] values by window, the channel's own code lowest; if it searches
+  ///< integers, then as many costs of a step by window, and [b (m + 1)] taps, which are integers
+  float gain = 1.0f;  ///< of rows with one scale
 };
 
 /// The rows of one KV head.
@@ -56,23 +58,35 @@ struct RowCode {
   const float* rotated_centroids = nullptr;  ///< M @ A: a row is read in the basis of x @ A
 };
 
-/// The trellises that kvq ships: kernels have a search for each (trellis_search.cuh).
+/// The trellises that kvq ships: kernels have a search in integers for each (trellis_search.cuh).
 KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
   return (bits == 2 && memory >= 1 && memory <= 3) || (bits == 3 && memory >= 1 && memory <= 2) ||
          (bits == 4 && memory == 1);
 }
 /// Rows that a warp searches in one call.
 constexpr int kMostSearched = 4;
-/// The search begins with a run over so many channels on both sides of the seam.
+// The search in integers; integer_search.h has the same numbers.
+constexpr int kWarmUp = 40;         ///< steps of the first run before the row, and behind the seam of short rows
+constexpr int kLeastOpen = 96;      ///< channels of rows that need no second run
+constexpr int kLargestStep = 1152;  ///< of y in 1/256
+constexpr int kFarInUnits = 32;     ///< cost of states in which the second run does not begin
+KVQ_HD constexpr int trellis_unit(int bits) { return 20 << 2 * ((bits < 4 ? bits : 4) - 1); }
+/// The search in binary32 begins with a run over so many channels on both sides of the seam.
 constexpr int kSeamLength = 32;
-KVQ_HD constexpr int search_steps(int channels) {
-  const int seam = 2 * (channels < kSeamLength ? channels : kSeamLength);
-  return channels > seam ? channels : seam;
+/// Steps of the first run of a search, without the warm-up of that in integers.
+KVQ_HD constexpr int first_steps(int channels, bool integers) {
+  if (integers) return channels < kLeastOpen ? kWarmUp : channels;
+  return 2 * (channels < kSeamLength ? channels : kSeamLength);
+}
+/// Steps of the longer run of a search.
+KVQ_HD constexpr int search_steps(int channels, bool integers) {
+  const int first = first_steps(channels, integers);
+  return channels > first ? channels : first;
 }
 
 /// What the search of a known trellis has in shared memory: for each row that is searched at the same time the paths to
 /// all states before and after a step, and what each path's codes were at the end of each unit of steps; behind them
-/// the codes of the path of each of the warp's rows.
+/// the codes of the path of each of the warp's rows, and what the bits of a code gain at each step.
 struct SearchLayout {
   int bits, memory;
   KVQ_HD constexpr int states() const { return 1 << (bits * memory); }
@@ -91,27 +105,37 @@ struct SearchLayout {
   KVQ_HD constexpr int paths_bytes() const { return 4 * 4 * states(); }
   /// Such that the lanes of different rows store to different banks.
   KVQ_HD constexpr int row_bytes(int channels) const {
-    return (paths_bytes() + units(channels) * unit_bytes() + 127) / 128 * 128 +
+    return (paths_bytes() + units(search_steps(channels, true)) * unit_bytes() + 127) / 128 * 128 +
            (lane_states() == 2 ? 64 : 4 * states());
   }
   /// Where the stream of codes of one of the warp's rows begins: a word for each unit of steps, and one for the state
-  /// in the end. Of row kMostSearched: the end of the memory.
+  /// in the end.
   KVQ_HD constexpr int stream_at(int row, int channels) const {
     return rows() * row_bytes(channels) + row * 4 * (units(channels) + 1);
   }
+  /// Words with the gains of a step, two in each.
+  KVQ_HD constexpr int gain_words() const { return (bits + 1) / 2; }
+  /// Gains of one of the warp's rows, from the first step of the warm-up on. The search loads some of kAhead steps
+  /// behind the last one.
+  static constexpr int kAhead = 4;
+  KVQ_HD constexpr int gains_at(int row, int channels) const {
+    return (stream_at(kMostSearched, channels) + 15) / 16 * 16 +
+           row * 4 * gain_words() * (kWarmUp + search_steps(channels, true) + kAhead);
+  }
+  KVQ_HD constexpr int bytes(int channels) const { return gains_at(kMostSearched, channels); }
 };
 
 /// Rows that a warp searches at the same time, of any trellis.
-KVQ_HD constexpr int searched_at_once(int bits, int memory) {
-  return is_known_trellis(bits, memory) ? SearchLayout{bits, memory}.rows() : 1;
+KVQ_HD constexpr int searched_at_once(int bits, int memory, bool integers) {
+  return integers && is_known_trellis(bits, memory) ? SearchLayout{bits, memory}.rows() : 1;
 }
 
-/// Memory of a warp's search. Of a trellis that is not known: costs of states before and after a step, then survivors,
-/// one byte for each step and state.
-KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels) {
-  if (is_known_trellis(bits, memory)) return SearchLayout{bits, memory}.stream_at(kMostSearched, channels);
+/// Memory of a warp's search. Of a trellis that is not known, or searched in binary32: costs of states before and after
+/// a step, then survivors, one byte for each step and state.
+KVQ_HD constexpr int trellis_search_bytes(int bits, int memory, int channels, bool integers) {
+  if (integers && is_known_trellis(bits, memory)) return SearchLayout{bits, memory}.bytes(channels);
   const int states = 1 << (bits * memory);
-  return (2 * static_cast<int>(sizeof(float)) + search_steps(channels)) * states;
+  return (2 * static_cast<int>(sizeof(float)) + search_steps(channels, integers)) * states;
 }
 
 }  // namespace kvq
