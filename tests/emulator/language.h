@@ -191,7 +191,6 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
 }
-inline int __viaddmin_s32(int a, int b, int c) { return std::min(a + b, c); }
 inline int __dp2a_lo(int a, int b, int c) {
   return c + static_cast<std::int16_t>(a) * static_cast<std::int8_t>(b) + (a >> 16) * static_cast<std::int8_t>(b >> 8);
 }

@@ -502,7 +502,10 @@ TEST_CASE("the golden statistics of version 1.1 still give the golden codebooks 
   REQUIRE(plans.size() == 2);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const LayerPlan &now = plans[i], &then = golden.layers[i];
-    CHECK(now.k.coder == then.k.coder);
+    // Since then trellises are searched in integers.
+    auto trellis = std::get<TrellisCoder>(then.k.coder);
+    for (TrellisTaps& taps : trellis.taps) taps.search = TrellisSearch::integer;
+    CHECK(now.k.coder == Coder{trellis});
     CHECK(now.k.rotation.signs == then.k.rotation.signs);
     CHECK(test::largest_difference(now.k.centroids->values, then.k.centroids->values) < 1e-5);
     CHECK(test::largest_difference(now.v->centroids->values, then.v->centroids->values) < 1e-5);

@@ -126,10 +126,7 @@ TensorPlan trellis_plan() {
   plan.coder = TrellisCoder{
       .bits = 2,
       .group_size = 128,
-      .taps = {{.bits = 2,
-                .memory = 3,
-                .search = TrellisSearch::integer,
-                .theta = {0.71f, 1.33f, -0.38f, 0.29f, 0.21f, -0.17f, 0.13f, 0.08f}}},
+      .taps = {{.bits = 2, .memory = 3, .theta = {0.71f, 1.33f, -0.38f, 0.29f, 0.21f, -0.17f, 0.13f, 0.08f}}},
   };
   return plan;
 }

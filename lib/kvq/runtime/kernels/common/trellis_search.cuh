@@ -9,10 +9,6 @@
 /// windows in registers. A warp searches several rows at once if there are few states (SearchLayout::rows()). With its
 /// cost, a path to a state keeps the codes that it dropped in the last steps; so the way back finds the codes of a
 /// whole unit of steps with one look.
-///
-/// Costs are kept times 2^b. The lowest bits of a sum are the code that the path drops, so one minimum finds the cost
-/// and that code, the smallest one of equal costs. The cheapest path's cost stays within 32 bits: a step lowers it by
-/// at most y^2, which is at most 4.5^2 units.
 namespace kvq::generic {
 
 /// The rows that a warp searches in one call: at most kMostSearched. All are in dynamic shared memory, at so many bytes
@@ -32,6 +28,12 @@ __device__ __forceinline__ std::byte* dynamic_shared(int offset) {
   return shared + offset;
 }
 
+/// The best path to a state: what the search of later states reads of it.
+struct Path {
+  int cost;
+  unsigned codes;  ///< that the path dropped in the last steps, the newest in the lowest bits
+};
+
 template <int kBits, int kMemory>
 struct KnownTrellis {
   static KVQ_HD constexpr SearchLayout layout() { return {kBits, kMemory}; }
@@ -50,8 +52,8 @@ struct KnownTrellis {
   /// Whether the row is there. If not, the lane searches the first one, for nothing.
   bool has_row;
   int states[kOwn];             ///< of the lane, in an order in which lanes store to different banks
-  int costs[kOwn][kBranches];   ///< of the windows that end in each of them, times 2^b, plus the code that they drop
-  int signs[kOwn][kGainWords];  ///< what their newest code pays for the two gains of a word: bytes of +2^b or -2^b
+  int costs[kOwn][kBranches];   ///< of the windows that end in each of them
+  int signs[kOwn][kGainWords];  ///< what their newest code pays for the two gains of a word: bytes of +1 or -1
   // Of the codes of a path to one of the lane's states, its successors take codes * kBranches + appended.
   unsigned appended[kOwn];
   // Offsets in dynamic shared memory.
@@ -72,12 +74,10 @@ struct KnownTrellis {
       states[i] = kOwn * own + (i ^ turn), places[i] = place(states[i]);
       appended[i] = static_cast<unsigned>(states[i] >> (kBits * (kMemory - 1)));  // the code that successors drop
 #pragma unroll
-      for (int p = 0; p < kBranches; ++p)
-        costs[i][p] = static_cast<int>(__ldg(table + states[i] + p * kStates)) * kBranches + p;
+      for (int p = 0; p < kBranches; ++p) costs[i][p] = static_cast<int>(__ldg(table + states[i] + p * kStates));
 #pragma unroll
       for (int w = 0; w < kGainWords; ++w)
-        signs[i][w] = ((states[i] >> (2 * w) & 1 ? -kBranches : kBranches) & 0xFF) |
-                      ((states[i] >> (2 * w + 1) & 1 ? -kBranches : kBranches) & 0xFF) << 8;
+        signs[i][w] = (states[i] >> (2 * w) & 1 ? 0xFF : 0x01) | (states[i] >> (2 * w + 1) & 1 ? 0xFF00 : 0x0100);
     }
     family = paths + states[0] / kBranches * kBranches * 4;
     survivors = paths + layout().paths_bytes();
@@ -92,6 +92,17 @@ struct KnownTrellis {
     return paths + 4 * (state % kFamilies * kBranches + state / kFamilies);
   }
 
+  /// The cheapest path, the first of equal ones.
+  template <int kCount>
+  static __device__ __forceinline__ Path best_of(const Path* reached) {
+    if constexpr (kCount == 1) {
+      return reached[0];
+    } else {
+      const Path low = best_of<kCount / 2>(reached), high = best_of<kCount / 2>(reached + kCount / 2);
+      return {min(low.cost, high.cost), high.cost < low.cost ? high.codes : low.codes};
+    }
+  }
+
   /// What the newest codes of the lane's states pay for the gains of a step.
   using OwnCosts = int[kOwn];
   __device__ __forceinline__ void pay(const unsigned (&gain)[kGainWords], OwnCosts& paid) const {
@@ -103,44 +114,29 @@ struct KnownTrellis {
     }
   }
 
-  /// The costs of one step. It reads and writes different memory. A barrier has to follow.
-  /// @tparam kIsOdd   whether an odd number of steps came before, so that the paths are at kOdd
-  /// @param dropped   codes that the paths to the lane's states drop
+  /// One step. It reads and writes different memory. A barrier has to follow.
+  /// @tparam kIsOdd  whether an odd number of steps came before, so that the paths are at kOdd
+  /// @param codes    of the paths to the lane's states
   template <bool kIsOdd>
-  __device__ __forceinline__ void step(const OwnCosts& paid, int (&dropped)[kOwn]) const {
+  __device__ __forceinline__ void step(const OwnCosts& paid, unsigned (&codes)[kOwn]) const {
     constexpr int kFrom = kIsOdd ? kOdd : 0, kTo = kOdd - kFrom;
-    int before[kBranches];
+    Path before[kBranches];
 #pragma unroll
     for (int p = 0; p < kBranches; p += 4) {
-      const int4 four = *reinterpret_cast<const int4*>(dynamic_shared(family + kFrom + 4 * p));
-      before[p] = four.x, before[p + 1] = four.y, before[p + 2] = four.z, before[p + 3] = four.w;
+      const int4 reached = *reinterpret_cast<const int4*>(dynamic_shared(family + kFrom + 4 * p));
+      const uint4 kept = *reinterpret_cast<const uint4*>(dynamic_shared(family + kFrom + kCodes + 4 * p));
+      before[p] = {reached.x, kept.x}, before[p + 1] = {reached.y, kept.y};
+      before[p + 2] = {reached.z, kept.z}, before[p + 3] = {reached.w, kept.w};
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      constexpr int kChain = 4;  // minima that wait for each other
-      int best = 0;
+      Path reached[kBranches];
 #pragma unroll
-      for (int first = 0; first < kBranches; first += kChain) {
-        int least = before[first] + costs[i][first];
-#pragma unroll
-        for (int p = first + 1; p < first + kChain; ++p) least = __viaddmin_s32(before[p], costs[i][p], least);
-        best = first == 0 ? least : min(best, least);
-      }
-      dropped[i] = best & (kBranches - 1);
-      cost(places[i] + kTo) = best - dropped[i] + paid[i];
-    }
-  }
-  /// The codes of the paths after a step, which may move one step late: a barrier has to lie between both steps, and
-  /// one has to follow.
-  /// @tparam kIsOdd  as of the step
-  /// @param codes    of the paths to the lane's states, without the code that they drop next
-  template <bool kIsOdd>
-  __device__ __forceinline__ void move_codes(const int (&dropped)[kOwn], unsigned (&codes)[kOwn]) const {
-    constexpr int kFrom = kIsOdd ? kOdd : 0, kTo = kOdd - kFrom;
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) {
-      codes[i] = word(family + kFrom + kCodes + 4 * dropped[i]);
-      word(places[i] + kTo + kCodes) = codes[i] * kBranches + appended[i];
+      for (int p = 0; p < kBranches; ++p) reached[p] = {before[p].cost + costs[i][p], before[p].codes};
+      const Path best = best_of<kBranches>(reached);
+      codes[i] = best.codes;
+      cost(places[i] + kTo) = best.cost + paid[i];
+      word(places[i] + kTo + kCodes) = best.codes * kBranches + appended[i];
     }
   }
 
@@ -152,12 +148,10 @@ struct KnownTrellis {
 #pragma unroll
       for (int w = 0; w < kGainWords; ++w) gains[i][w] = from[i * kGainWords + w];
   }
-  /// The next steps. @param codes  as move_codes(), after the last one
+  /// The next steps. @param codes  as step()
   __device__ __forceinline__ void run(int steps, unsigned (&codes)[kOwn]) {
     OwnCosts paid;
     pay(gains[0], paid);
-    int dropped[kOwn] = {};
-    bool has_moved = true;
 #pragma unroll 1
     for (; steps >= kAhead; steps -= kAhead) {
       unsigned now[kAhead][kGainWords];
@@ -166,28 +160,20 @@ struct KnownTrellis {
 #pragma unroll
         for (int w = 0; w < kGainWords; ++w) now[i][w] = gains[i][w];
       go_to(ahead + kAhead * kGainWords);
-      // Codes move one step late, and what the next step pays does not depend on costs: the warp does both while it
-      // waits for costs.
+      // What the next step pays does not depend on costs, so the warp computes it before it waits for these.
 #pragma unroll
       for (int i = 0; i < kAhead; i += 2) {
-        if (i > 0 || !has_moved) move_codes<true>(dropped, codes);
-        step<false>(paid, dropped);
+        step<false>(paid, codes);
         pay(now[i + 1], paid);
         __syncwarp();
-        move_codes<false>(dropped, codes);
-        step<true>(paid, dropped);
+        step<true>(paid, codes);
         pay(i + 2 < kAhead ? now[i + 2] : gains[0], paid);
         __syncwarp();
       }
-      has_moved = false;
     }
-    if (!has_moved) move_codes<true>(dropped, codes);
-    __syncwarp();
 #pragma unroll 1
     for (; steps > 0; --steps) {
-      step<false>(paid, dropped);
-      __syncwarp();
-      move_codes<false>(dropped, codes);
+      step<false>(paid, codes);
       __syncwarp();
       set_paths([](int place, int) { return Path{cost(place + kOdd), word(place + kOdd + kCodes)}; });
       go_to(ahead + kGainWords);
@@ -195,12 +181,6 @@ struct KnownTrellis {
     }
   }
 
-  /// The best path to a state: what the search of later states reads of it.
-  struct Path {
-    int cost;
-    unsigned codes;  ///< that the path dropped in the last steps, the newest in the lowest bits; then the one that it
-                     ///< drops next
-  };
   /// Sets the lane's paths before an even number of steps. @param path_of  (number of the lane's state, place) -> Path
   template <typename PathOf>
   __device__ __forceinline__ void set_paths(PathOf path_of) const {
@@ -259,7 +239,7 @@ struct KnownTrellis {
       if (unit == 0) {
         go_to(own_gains + kWarmUp * kGainWords);
         set_paths([&](int place, int i) {
-          const int far = states[i] == seam ? 0 : kFarInUnits * trellis_unit(kBits) * kBranches;
+          const int far = states[i] == seam ? 0 : kFarInUnits * trellis_unit(kBits);
           return Path{second ? far : cost(place), appended[i]};
         });
       }
