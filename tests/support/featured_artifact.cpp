@@ -21,10 +21,7 @@ BitAllocation allocation(std::vector<std::uint8_t> channel_bits, std::vector<std
 }
 
 TrellisTaps taps(int bits, int memory, std::uint64_t seed) {
-  return {.bits = bits,
-          .memory = memory,
-          .search = seed % 2 == 0 ? TrellisSearch::integer : TrellisSearch::binary32,
-          .theta = gaussian(static_cast<std::size_t>(bits * (memory + 1)), seed)};
+  return {.bits = bits, .memory = memory, .theta = gaussian(static_cast<std::size_t>(bits * (memory + 1)), seed)};
 }
 
 void check_equal_sides(const TensorPlan& a, const TensorPlan& b) {

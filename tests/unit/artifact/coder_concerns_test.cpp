@@ -71,7 +71,11 @@ Expected expected(const CodebookCoder& coder) {
   for (const auto& [bits, table] : coder.tables) all.tensors.push_back("codebook." + std::to_string(bits));
   return all;
 }
-Expected expected(const TrellisCoder&) { return {{"trellis"}, {"trellis"}}; }
+Expected expected(const TrellisCoder& coder) {
+  Expected all{{"trellis"}, {"trellis"}};
+  if (coder.searches_integers()) all.features.push_back("integer_search");
+  return all;
+}
 
 Expected expected_of(const Coder& coder) {
   return std::visit([](const auto& alternative) { return expected(alternative); }, coder);

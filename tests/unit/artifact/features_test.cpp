@@ -223,6 +223,19 @@ TEST_CASE("The tensors of 1.1 have the names, shapes and types of the format, an
   CHECK(file.manifest.at("requires") == Json{"codebook", "trellis", "mixed_widths", "centroids"});
 }
 
+TEST_CASE("A trellis that is searched in integers makes an artifact 1.5, and readers must know it", "[artifact]") {
+  Artifact artifact = featured_artifact();
+  std::get<TrellisCoder>(artifact.layers[0].k.coder).taps[1].search = TrellisSearch::integer;
+  const Json manifest = artifact_manifest(artifact);
+  CHECK(manifest.at("version") == "1.5");
+  CHECK(manifest.at("requires") == Json{"codebook", "trellis", "mixed_widths", "centroids", "integer_search"});
+  CHECK(manifest.at("layers")[0].at("k").at("trellis") ==
+        Json{{{"bits", 2}, {"memory", 2}}, {{"bits", 4}, {"memory", 1}, {"search", "integer"}}});
+  const TempFolder folder;
+  save_artifact(artifact, folder / "a.safetensors");
+  test::check_equal(load_artifact(folder / "a.safetensors"), artifact);
+}
+
 TEST_CASE("Caps and sinks make an artifact 1.3, and a cap is required of readers", "[artifact]") {
   Artifact artifact = featured_artifact();
   LayerGeometry& g = artifact.layers[0].geometry;
