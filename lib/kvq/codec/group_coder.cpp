@@ -14,6 +14,7 @@ namespace kvq {
 namespace {
 
 using arithmetic::kLargestGroup;
+static_assert(viterbi::kMostStates == TrellisGroup::kMostStates);
 
 // A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
 // code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and

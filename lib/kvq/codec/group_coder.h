@@ -61,8 +61,8 @@ class TrellisGroup {
   std::span<const float> values() const { return values_; }  ///< [2^(b (m+1))] by window, own code lowest
   ScaleRule rule() const { return rule_; }
   ScaleType type() const { return type_; }
-  /// What kernels read: values() and, if the search is in integers, IntegerSearch::windows() and its taps(), as floats,
-  /// which represent them exactly.
+  /// What kernels read: values(); if the search is in integers, behind them IntegerSearch::windows(), then its taps(),
+  /// both as floats, which represent them exactly.
   std::vector<float> kernel_table() const;
   /// Null if the trellis is searched in binary32.
   const IntegerSearch* integer_search() const { return integer_search_ ? &*integer_search_ : nullptr; }

@@ -30,7 +30,7 @@ class Tables {
 };
 
 static_assert(kWarmUp == IntegerSearch::kWarmUp && kLeastOpen == IntegerSearch::kLeastOpen &&
-              kLargestStep == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
+              kLargestY == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
 
 /// Fills in how a segment's groups are coded.
 struct DescribeCoder {

@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kWhat = "coding costs";
 static_assert(kMostStates == TrellisGroup::kMostStates && kSeamLength == TrellisGroup::kSeamLength);
 static_assert(kWarmUp == IntegerSearch::kWarmUp && kLeastOpen == IntegerSearch::kLeastOpen &&
-              kLargestStep == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
+              kLargestY == IntegerSearch::kLargestY && kFarInUnits == IntegerSearch::kFarInUnits);
 /// Bytes of errors of the tasks that are coded at a time, unless one task takes more.
 constexpr std::int64_t kBytesAtOnce = std::int64_t{1} << 30;
 constexpr std::int64_t kMostTasks = 65535;  ///< the y extent of a grid

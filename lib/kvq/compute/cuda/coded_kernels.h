@@ -49,7 +49,7 @@ struct CodedSums {
 
 /// Constants of TrellisGroup and IntegerSearch; coded.cpp checks that they are equal.
 constexpr int kMostStates = 256, kSeamLength = 32;
-constexpr int kWarmUp = 40, kLeastOpen = 96, kLargestStep = 1152, kFarInUnits = 32;
+constexpr int kWarmUp = 40, kLeastOpen = 96, kLargestY = 1152, kFarInUnits = 32;
 /// Steps of the first run of the search in integers, without the warm-up.
 KVQ_HD constexpr int first_steps(int channels) { return channels < kLeastOpen ? kWarmUp : channels; }
 KVQ_HD constexpr int trellis_unit(int bits) { return 20 << 2 * ((bits < 4 ? bits : 4) - 1); }

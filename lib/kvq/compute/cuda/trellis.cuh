@@ -29,7 +29,7 @@ struct TrellisMemory {
 
 /// y of a channel in 1/256, within the limits of the search in integers.
 __device__ __forceinline__ int integer_of(float y) {
-  return max(-kLargestStep, min(kLargestStep, __float2int_rn(__fmul_rn(y, 256.0f))));
+  return max(-kLargestY, min(kLargestY, __float2int_rn(__fmul_rn(y, 256.0f))));
 }
 
 /// A search in integers of which the compiler knows the trellis.

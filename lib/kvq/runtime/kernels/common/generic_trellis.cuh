@@ -118,7 +118,7 @@ static __device__ __noinline__ void search_integers(const TrellisSearch<int> tre
     int gains[kMostTrellisBits] = {};
     for (int k = 0; k <= trellis.memory; ++k) {
       const int at = channel + k < count ? channel + k : channel + k - count;
-      const int t = max(-kLargestStep, min(kLargestStep, __float2int_rn(__fmul_rn(y[at], 256.0f))));
+      const int t = max(-kLargestY, min(kLargestY, __float2int_rn(__fmul_rn(y[at], 256.0f))));
       for (int i = 0; i < bits; ++i) gains[i] += t * static_cast<int>(trellis.taps()[k * bits + i]);
     }
     for (int i = 0; i < bits; ++i) gains[i] = (gains[i] + 8192) >> 14;

@@ -21,9 +21,8 @@ struct RowSegment {
   int memory = 0;         ///< of a trellis
   bool integers = false;  ///< of a trellis: the search is that in integers (packing.md (d))
   int table = 0;          ///< first element in RowCode::tables. Codebook: [2^b] entries, then [2^b - 1] thresholds;
-                          ///< trellis: [2^(b (m + 1))] values by window, the channel's own code lowest; if it searches
-  ///< integers, then as many costs of a step by window, and [b (m + 1)] taps, which are integers
-  float gain = 1.0f;  ///< of rows with one scale
+                          ///< trellis: TrellisGroup::kernel_table()
+  float gain = 1.0f;      ///< of rows with one scale
 };
 
 /// The rows of one KV head.
@@ -66,10 +65,10 @@ KVQ_HD constexpr bool is_known_trellis(int bits, int memory) {
 /// Rows that a warp searches in one call.
 constexpr int kMostSearched = 4;
 // The search in integers; integer_search.h has the same numbers.
-constexpr int kWarmUp = 40;         ///< steps of the first run before the row, and behind the seam of short rows
-constexpr int kLeastOpen = 96;      ///< channels of rows that need no second run
-constexpr int kLargestStep = 1152;  ///< of y in 1/256
-constexpr int kFarInUnits = 32;     ///< cost of states in which the second run does not begin
+constexpr int kWarmUp = 40;      ///< steps of the first run before the row, and behind the seam of short rows
+constexpr int kLeastOpen = 96;   ///< channels of rows that need no second run
+constexpr int kLargestY = 1152;  ///< of y in 1/256
+constexpr int kFarInUnits = 32;  ///< cost of states in which the second run does not begin
 KVQ_HD constexpr int trellis_unit(int bits) { return 20 << 2 * ((bits < 4 ? bits : 4) - 1); }
 /// The search in binary32 begins with a run over so many channels on both sides of the seam.
 constexpr int kSeamLength = 32;

@@ -181,7 +181,7 @@ struct KnownTrellis {
     }
   }
 
-  /// Sets the lane's paths before an even number of steps. @param path_of  (number of the lane's state, place) -> Path
+  /// Sets the lane's paths before an even number of steps. @param path_of  (place, number of the lane's state) -> Path
   template <typename PathOf>
   __device__ __forceinline__ void set_paths(PathOf path_of) const {
 #pragma unroll
@@ -206,8 +206,8 @@ struct KnownTrellis {
   }
 
   /// The way back from a state in the end. The codes that a path dropped first in a unit are the state before it.
-  /// @param store  (unit, codes that the path dropped in it), for the last unit first; before, with unit `units`, the
-  /// state in the end, like the codes that another unit would drop first
+  /// @param store  (unit, codes that the path dropped in it): first (units, the state in the end, at the place of the
+  ///               codes that one more unit would drop first), then the units from the last one to the first one
   template <typename Store>
   __device__ __forceinline__ void walk_back(int state, int units, Store store) const {
     unsigned codes = static_cast<unsigned>(state) << kStateShift;
@@ -239,8 +239,8 @@ struct KnownTrellis {
       if (unit == 0) {
         go_to(own_gains + kWarmUp * kGainWords);
         set_paths([&](int place, int i) {
-          const int far = states[i] == seam ? 0 : kFarInUnits * trellis_unit(kBits);
-          return Path{second ? far : cost(place), appended[i]};
+          const int start = states[i] == seam ? 0 : kFarInUnits * trellis_unit(kBits);
+          return Path{second ? start : cost(place), appended[i]};
         });
       }
       unsigned codes[kOwn];
@@ -253,8 +253,8 @@ struct KnownTrellis {
       if (second) break;
       // The seam's state is that of the cheapest path before the first step.
       std::uint64_t last_two = 0;
-      walk_back(cheapest(), units, [&](int, unsigned word) {
-        last_two = last_two >> kBits * kUnitSteps | std::uint64_t{word} << kBits * kUnitSteps;
+      walk_back(cheapest(), units, [&](int, unsigned codes_of_unit) {
+        last_two = last_two >> kBits * kUnitSteps | std::uint64_t{codes_of_unit} << kBits * kUnitSteps;
       });
       seam = static_cast<int>(last_two >> first_codes_at(steps)) & (kStates - 1);
       if (count >= kLeastOpen) break;
@@ -276,8 +276,8 @@ struct KnownTrellis {
     __syncwarp();
   }
 
-  /// The gains of all rows at all steps of the first run: X of packing.md, two in a word. They overwrite nothing of the
-  /// rows but y, which they make integers. All lanes of a warp call it.
+  /// Computes the gains of all rows, X of packing.md, for the warm-up and the longer run: two gains in a word. It
+  /// replaces y by integers, which the search needs no more. All lanes of a warp call it.
   /// @param taps  [kBits (kMemory + 1)]
   static __device__ __forceinline__ void make_gains(const float* taps, const SearchedRows& rows, int lane) {
     int own_taps[kMemory + 1][kBits];
@@ -291,7 +291,7 @@ struct KnownTrellis {
       int* y = reinterpret_cast<int*>(dynamic_shared(rows.y)) + r * rows.stride;
 #pragma unroll 1
       for (int c = lane; c < count; c += 32)
-        y[c] = max(-kLargestStep, min(kLargestStep, __float2int_rn(__fmul_rn(__int_as_float(y[c]), 256.0f))));
+        y[c] = max(-kLargestY, min(kLargestY, __float2int_rn(__fmul_rn(__int_as_float(y[c]), 256.0f))));
     }
     __syncwarp();
 #pragma unroll 1
