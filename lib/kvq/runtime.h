@@ -87,7 +87,7 @@ extern "C" {
 /* ---- Version, status, errors ---- */
 
 /** Version of this header: 100 * major + minor. The major number changes if older callers break. */
-#define KVQ_ABI_VERSION 300
+#define KVQ_ABI_VERSION 301
 
 typedef struct kvq_version_info {
   int32_t abi_version; /**< of the library */
@@ -552,6 +552,8 @@ typedef struct kvq_plan_options {
                                        calls with one each, too, but slower than a plan for one: kernels attend for as
                                        many rows (new tokens times query heads of a KV head) as the plan asks for, up to
                                        16 at once */
+  int32_t max_write_tokens;       /**< write: tokens of a call that its workspace should have room for; 0: no workspace.
+                                       Calls may have more tokens, and may come without workspace */
 } kvq_plan_options;
 
 typedef struct kvq_plan kvq_plan;
@@ -573,9 +575,11 @@ KVQ_API void kvq_plan_destroy(kvq_plan* plan);
 KVQ_API kvq_status kvq_plan_kernel(const kvq_plan* plan, int32_t layer, int32_t kernel, kvq_kernel_info* info,
                                    kvq_error* error);
 
-/** Bytes of workspace that suffice for the calls of all layers; 0 for kernels without one (write, dequantize). A
- * workspace needs no initialization and holds nothing between calls. So consecutive calls of any layers, kernels and
- * plans may share one workspace that is large enough for each of them; concurrent calls may not.
+/** Bytes of workspace that suffice for the calls of all layers; 0 for kernels without one (dequantize). A workspace
+ * needs no initialization and holds nothing between calls. So consecutive calls of any layers, kernels and plans may
+ * share one workspace that is large enough for each of them; concurrent calls may not.
+ * Writes use a workspace for rows of trellis codes only, and do not need it: with fewer bytes than told, a call takes
+ * its tokens in several rounds; with none, it takes a kernel that is up to four times slower for many tokens.
  * @param kernel  kvq_kernel */
 KVQ_API kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, int32_t kernel, size_t* bytes, kvq_error* error);
 
@@ -608,13 +612,14 @@ typedef struct kvq_memory {
   int64_t device_model_bytes;                        /**< kvq_model_device_bytes() */
   int64_t cache_bytes;                               /**< kvq_cache_device_bytes() */
   int64_t decode_workspace_bytes, prefill_workspace_bytes; /**< kvq_plan_workspace_bytes() */
-  int64_t total_bytes;           /**< of all this, with one workspace for decode and prefill */
+  int64_t total_bytes;           /**< of all this, with one workspace for all calls */
   int64_t sequence_page_bytes;   /**< of one sequence's pages */
   int64_t sequence_window_bytes; /**< of one sequence's sink slot and ring slot, which hold its first and last tokens
                                       once more, beside their codes */
   double coded_bits;             /**< of an element of a key or value in a page, scales and minima included */
   double effective_bits; /**< bits of one sequence's pages and slots for each element of its keys and values: rows that
                               are not filled yet, of the last page and of slots, count, too */
+  int64_t write_workspace_bytes; /**< as decode_workspace_bytes, exact in any case */
 } kvq_memory;
 
 /** Computes the memory that a model, a cache for some sequences, and calls need. Needs no device. KVQ_UNSUPPORTED if
@@ -635,6 +640,8 @@ typedef struct kvq_write_args {
   const int64_t* slot_mapping;   /**< [T] from kvq_step_run, or the engine's own: page * page_size + slot. Negative: not
                                       written */
   const int64_t* window_mapping; /**< [T] from kvq_step_run; null without windows */
+  void* workspace;               /**< 256-byte aligned; or null (kvq_plan_workspace_bytes) */
+  size_t workspace_bytes;        /**< any number */
 } kvq_write_args;
 
 /** Enqueues the write of one layer's tokens. Slots that are not in the mappings keep their bytes. */

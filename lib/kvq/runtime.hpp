@@ -184,7 +184,7 @@ class Plan {
     call(kvq_plan_kernel, get(), layer, kernel, &info);
     return info;
   }
-  /// Bytes of workspace that suffice for the calls of all layers. @param kernel  KVQ_KERNEL_DECODE or _PREFILL
+  /// Bytes of workspace that suffice for the calls of all layers. @param kernel  kvq_kernel
   std::size_t workspace_bytes(std::int32_t kernel) const {
     std::size_t bytes = 0;
     call(kvq_plan_workspace_bytes, get(), kernel, &bytes);

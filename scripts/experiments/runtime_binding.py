@@ -158,6 +158,7 @@ kvq_plan_options = structure(
     max_prefill_keys=c_int32,
     prefill_workspace_bytes=c_size_t,
     max_new_tokens=c_int32,
+    max_write_tokens=c_int32,
 )
 kvq_write_args = structure(
     "kvq_write_args",
@@ -168,6 +169,8 @@ kvq_write_args = structure(
     v_token_stride=c_int64,
     slot_mapping=c_void_p,
     window_mapping=c_void_p,
+    workspace=c_void_p,
+    workspace_bytes=c_size_t,
 )
 kvq_decode_args = structure(
     "kvq_decode_args",

@@ -280,6 +280,8 @@ def test_json_holds_tables_taps_and_centroids(artifact, name):
                 np.testing.assert_array_equal(np.float32(table), held[f"codebook.{bits}"])
             thetas = [theta for taps in layer[side].get("trellis", []) for theta in taps["theta"]]
             np.testing.assert_array_equal(np.float32(thetas), held.get("trellis", []))
+            searches = [taps["search"] for taps in layer[side].get("trellis", [])]
+            assert searches == [taps.get("search", "binary32") for taps in known[side].get("trellis", [])]
             if "centroids" in held:
                 assert layer[side]["centroids"] == known[side]["centroids"] | {"index_bytes": 1}
             assert ("centroids" in held) == ("centroids" in layer[side])

@@ -174,6 +174,11 @@ inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 inline int __ffs(int x) { return x ? std::countr_zero(static_cast<unsigned>(x)) + 1 : 0; }
+inline unsigned __brev(unsigned x) {
+  unsigned result = 0;
+  for (int i = 0; i < 32; ++i) result |= (x >> i & 1) << (31 - i);
+  return result;
+}
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const std::uint64_t both = std::uint64_t{y} << 32 | x;
   unsigned result = 0;
@@ -190,6 +195,22 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned by) {
 }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift & 31));
+}
+/// Results in halves of words wrap around. @param f  (half of a, half of b)
+template <typename F>
+unsigned of_halves(unsigned a, unsigned b, F f) {
+  const auto half = [](int x) { return static_cast<unsigned>(x) & 0xFFFFu; };
+  return half(f(static_cast<std::int16_t>(a), static_cast<std::int16_t>(b))) |
+         half(f(static_cast<std::int16_t>(a >> 16), static_cast<std::int16_t>(b >> 16))) << 16;
+}
+inline unsigned __vadd2(unsigned a, unsigned b) {
+  return of_halves(a, b, [](int x, int y) { return x + y; });
+}
+inline unsigned __vsub2(unsigned a, unsigned b) {
+  return of_halves(a, b, [](int x, int y) { return x - y; });
+}
+inline unsigned __viaddmin_u16x2(unsigned a, unsigned b, unsigned c) {
+  return of_halves(__vadd2(a, b), c, [](int x, int y) { return std::min(x & 0xFFFF, y & 0xFFFF); });
 }
 inline int __dp2a_lo(int a, int b, int c) {
   return c + static_cast<std::int16_t>(a) * static_cast<std::int8_t>(b) + (a >> 16) * static_cast<std::int8_t>(b >> 8);

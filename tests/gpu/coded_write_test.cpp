@@ -11,6 +11,7 @@
 #include <kvq/runtime/head_slice.h>
 #include <kvq/runtime/kernel_choice.h>
 #include <kvq/runtime/kernels/common/ring_state.h>
+#include <kvq/solve/trellis_tables.h>
 
 #include <catch2/catch.hpp>
 
@@ -191,6 +192,7 @@ struct Target {
   WindowLayouts windows = {};
   std::string_view chosen = {};  ///< the runtime's choice, whose name begins so; empty: the generic kernel
   int multiprocessors = 0;       ///< that the launch goes by; 0: the device's
+  int round_tokens = 0;          ///< the workspace has room for; 0: no workspace
 };
 constexpr int kRingRows = 32, kRings = 2;
 
@@ -288,12 +290,16 @@ Pools written_pools(const LayerPlan& plan, const PageLayout& layout, const Targe
   WriteLaunch launch;
   REQUIRE(variant.plan(launch).ok());
   if (t.multiprocessors > 0) launch.multiprocessors = t.multiprocessors;
+  launch.least_pair_rows = 1;
+  const std::vector<std::byte> workspace_bytes(write_workspace_bytes(variant, kHeads, t.round_tokens), std::byte{0x5A});
   const DeviceMemory k = to_device<std::uint16_t>(rows.k, nullptr), v = to_device<std::uint16_t>(rows.v, nullptr),
                      slots = to_device<std::int64_t>(t.slots, nullptr),
                      window_rows = to_device<std::int64_t>(t.window_rows, nullptr),
                      pages = to_device<std::byte>(pools.pages, nullptr),
-                     rings = to_device<std::byte>(pools.rings, nullptr);
+                     rings = to_device<std::byte>(pools.rings, nullptr),
+                     workspace = to_device<std::byte>(workspace_bytes, nullptr);
   WriteParams p;
+  if (!workspace_bytes.empty()) p.workspace = workspace.get(), p.workspace_bytes = workspace_bytes.size();
   p.num_tokens = rows.tokens, p.num_kv_heads = kHeads;
   p.k = pointers.write_k, p.v = pointers.write_v;
   p.k.x = k.get(), p.v.x = v.get();
@@ -399,7 +405,7 @@ TEST_CASE("Codebook codes of one group by their tuned write", "[runtime][gpu][em
     dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
   const auto check = [&](const TensorPlan& k, const TensorPlan& v, Target t, bool integers) {
     const LayerPlan layer = layer_of(k, 128, v, 128);
-    t.chosen = "quantize_write_codebook";
+    t.chosen = "quantize_write_coded";
     check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 35, integers), bf16);
   };
   CAPTURE(bits, bf16);
@@ -438,7 +444,7 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
       dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
     const auto check = [&](const TensorPlan& k, Target t, bool integers) {
       const LayerPlan layer = layer_of(k, 128, integers ? rotated(values, 128) : values, 128);
-      t.chosen = "quantize_write_codebook";
+      t.chosen = "quantize_write_coded";
       for (const int multiprocessors : {1, 2, 1000}) {  // one warp for 16 tokens, some, eight
         t.multiprocessors = multiprocessors;
         check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 36, integers), bf16);
@@ -452,6 +458,67 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
     for (int i = 0; i < 24; ++i) windows.window_rows.push_back(i % 3 ? i + 8 : -1);
     for (const TensorPlan& plan : {blocks, dense}) check(plan, windows, true);
   }
+}
+
+/// Two-bit codes of the trellises that kvq ships.
+TensorPlan pair_trellis(int memory, ScaleRule rule) {
+  return trellis(trellis_taps(2, memory, 128), 2, 128, rule, ScaleType::fp16);
+}
+
+/// Rows with many channels beyond the range of y, side by side, in patterns that spread the costs of states.
+void make_hard(Rows& rows, bool bf16, unsigned seed) {
+  std::mt19937 random(seed);
+  for (auto* all : {&rows.k, &rows.v})
+    for (std::size_t r = 0; r < all->size() / 128; r += 2) {
+      const std::size_t first = random() % 128, count = 2 + random() % 8, pattern = random();
+      for (std::size_t i = 0; i < count; ++i)
+        (*all)[r * 128 + (first + i) % 128] = to_16_bits(pattern >> i & 1 ? 40.0f : -40.0f, bf16);
+    }
+}
+
+TEST_CASE("Trellis codes that are searched in pairs of rows", "[runtime][gpu][emulated][pairs]") {
+  const int memory = GENERATE(1, 2, 3);
+  const bool bf16 = GENERATE(true, false);
+  const TensorPlan plain = pair_trellis(memory, bf16 ? ScaleRule::norm : ScaleRule::rms);
+  CAPTURE(memory, bf16);
+  const auto check = [&](const TensorPlan& k, const TensorPlan& v, Target t, int round_tokens, bool integers) {
+    const LayerPlan layer = layer_of(k, 128, v, 128);
+    Rows rows = random_rows(layer, static_cast<int>(t.slots.size()), bf16, 37, integers);
+    if (!integers) make_hard(rows, bf16, 38);
+    t.chosen = "quantize_write_coded", t.round_tokens = round_tokens;
+    check_write_of(layer, t, rows, bf16);
+  };
+  check(plain, plain, target_of(171, 32, 7), 171, false);
+  check(plain, plain, target_of(171, 16, 16), 64, false);  // three rounds, whole tiles
+  Target single = target_of(3, 16, 0);
+  single.slots = {31, -1, 6}, single.pages = 3;
+  check(plain, plain, single, 3, false);
+  // Maps that are exact for small integers, in both kernels for rotations, beside windows.
+  TensorPlan blocks = rotated(plain, 128), dense = plain;
+  dense.rotation.kind = RotationKind::dense;
+  dense.rotation.matrix.assign(std::size_t{kHeads} * 128 * 128, 0.0);
+  for (std::size_t row = 0; row < std::size_t{kHeads} * 128; ++row)
+    dense.rotation.matrix[row * 128 + row * 37 % 128] = row % 3 ? 1.0 : -1.0;
+  Target windows = target_of(24, 32, 0);
+  for (int i = 0; i < 24; ++i) windows.window_rows.push_back(i % 3 ? i + 8 : -1);
+  check(dense, blocks, windows, 24, true);
+  // One scale a row, with a gain for each head.
+  const std::vector<std::vector<int>> all_of_two_bits(kHeads, {0, 0, 0, 0, 0, 0, 128, 128});
+  TensorPlan gains = plain;
+  std::get<TrellisCoder>(gains.coder).group_size = 0;
+  gains = mixed(gains, 128, all_of_two_bits, true);
+  check(gains, gains, target_of(70, 32, 0), 70, false);
+  // Beside a side of other codes.
+  check(plain, codebooks(3, 128, false, ScaleRule::norm, ScaleType::fp16), target_of(21, 32, 5), 21, false);
+  check(pair_trellis(memory % 3 + 1, ScaleRule::norm), plain, target_of(21, 32, 5), 21, false);
+}
+
+TEST_CASE("Trellis codes of few rows, or without workspace, are searched row by row", "[runtime][gpu][emulated][pairs]") {
+  const TensorPlan plan = pair_trellis(2, ScaleRule::norm);
+  const LayerPlan layer = layer_of(plan, 128, plan, 128);
+  Target t = target_of(21, 32, 5);
+  t.chosen = "quantize_write_coded";
+  check_write_of(layer, t, random_rows(layer, 21, true, 39), true);
 }
 
 TEST_CASE("Trellises in bit tiles", "[runtime][gpu][generic][emulated]") {

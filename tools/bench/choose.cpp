@@ -85,19 +85,20 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
     return made.emplace_back(generic_write({key.side, value.side, key.bfloat, value.bfloat}, bf16));
   if (key.side.is_bits() && value.side.is_bits()) {
     const CacheFormat format{key.side, value.side, key.bfloat, value.bfloat};
-    const auto codebook_bits = [&](const SideFormat& of) {
-      if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return 0;
-      if (of.side.segments) return kMixedBits;
-      return memory == 0 && 32 * of.side.row_words == 2 * head_dim ? 2 : of.side.table_bits;
+    const auto coded_rows = [&](const SideFormat& of) -> CodedRows {
+      if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return {};
+      if (of.side.segments) return {.codebook_bits = kMixedBits};
+      if (of.side.numbers != 1 || 32 * of.side.row_words != 2 * head_dim) return {.codebook_bits = of.side.table_bits};
+      return memory == 0 ? CodedRows{.codebook_bits = 2} : CodedRows{.pair_memory = memory};
     };
-    const int k_bits = codebook_bits(key), v_bits = codebook_bits(value);
-    if (memory == 0 && (k_bits == 0 || v_bits == 0))
+    const CodedRows k_rows = coded_rows(key), v_rows = coded_rows(value);
+    if (memory == 0 && !(k_rows.any() && v_rows.any()))
       throw Error{ErrorKind::usage,
                   fmt::format("--memory 0: expected sides of w8n1, w12n1t3, w16n1t4, found {}",
                               cache_name(key.side, key.bfloat, value.side, value.bfloat)),
                   "rows of other sizes have trellises of memory 1 to 3"};
-    return made.emplace_back(k_bits > 0 || v_bits > 0 ? codebook_write(format, k_bits, v_bits, bf16)
-                                                      : generic_write(format, bf16));
+    return made.emplace_back(k_rows.any() || v_rows.any() ? coded_write(format, k_rows, v_rows, bf16)
+                                                          : generic_write(format, bf16));
   }
   throw not_built(k, v, fmt::format("head_dim {}, {}", head_dim, name_of(bf16)), built(write_variants(), head_dim));
 }

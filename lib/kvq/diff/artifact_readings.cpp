@@ -43,6 +43,9 @@ struct CoderExtras {
     std::string memories;
     if (!mixed)
       for (const TrellisTaps& taps : coder.taps) memories += fmt::format(" m{}", taps.memory);
+    // Artifacts of today have the search in integers.
+    if (std::ranges::any_of(coder.taps, [](auto& taps) { return taps.search == TrellisSearch::binary32; }))
+      memories += fmt::format(" (search {})", to_string(TrellisSearch::binary32));
     return {memories, ""};
   }
 };

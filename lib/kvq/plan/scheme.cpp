@@ -19,6 +19,14 @@ const char* to_string(ScaleRule rule) {
   return "?";
 }
 
+const char* to_string(TrellisSearch search) {
+  switch (search) {
+    case TrellisSearch::binary32: return "binary32";
+    case TrellisSearch::integer: return "integer";
+  }
+  return "?";
+}
+
 const char* to_string(ScaleType type) {
   switch (type) {
     case ScaleType::fp16: return "fp16";

@@ -86,6 +86,7 @@ const char* to_string(UniformLevels levels);
 const char* to_string(ScaleRule rule);
 const char* to_string(ScaleType type);
 const char* to_string(ZeroKind zero);
+const char* to_string(TrellisSearch search);
 const char* to_string(CoderKind kind);
 
 /// Whether rows are stored in bfloat16, without codes.

@@ -3,6 +3,7 @@
 #include <kvq/plan/table_rows.h>
 #include <kvq/runtime/checks.h>
 #include <kvq/runtime/kernel_choice.h>
+#include <kvq/runtime/pair_bound.h>
 
 #include <fmt/ranges.h>
 
@@ -58,13 +59,17 @@ CacheFormat generic_format(const char* verb, std::span<const Variant* const> row
   return format;
 }
 
+CodedRows coded_rows(const TensorPlan& plan, int num_kv_heads, int dim, Side side) {
+  return {codebook_row_bits(plan, dim, side), pair_search_memory(plan, num_kv_heads, dim)};
+}
+
 }  // namespace
 
 bool KernelKey::operator==(const KernelKey& other) const {
   return same_format(k, other.k) && same_format(v, other.v) && k_bfloat == other.k_bfloat &&
          v_bfloat == other.v_bfloat && heads == other.heads && bf16 == other.bf16 && k_rows == other.k_rows &&
          v_rows == other.v_rows && k_linear == other.k_linear && v_linear == other.v_linear &&
-         k_codebook_bits == other.k_codebook_bits && v_codebook_bits == other.v_codebook_bits;
+         k_coded == other.k_coded && v_coded == other.v_coded;
 }
 
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) {
@@ -79,8 +84,8 @@ KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16) 
       .v_rows = tuned_rows(*plan.v, pages.v, plan.geometry.num_kv_heads),
       .k_linear = pages.k.is_bits() && has_linear_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim),
       .v_linear = pages.v.is_bits() && has_linear_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim),
-      .k_codebook_bits = codebook_row_bits(plan.k, pages.k.head_dim, Side::k),
-      .v_codebook_bits = codebook_row_bits(*plan.v, pages.v.head_dim, Side::v),
+      .k_coded = coded_rows(plan.k, plan.geometry.num_kv_heads, pages.k.head_dim, Side::k),
+      .v_coded = coded_rows(*plan.v, plan.geometry.num_kv_heads, pages.v.head_dim, Side::v),
   };
 }
 
@@ -102,9 +107,8 @@ DecodeVariant choose_decode(const KernelKey& key, int new_tokens) {
 }
 
 WriteVariant choose_write(const KernelKey& key) {
-  if (key.k_codebook_bits > 0 || key.v_codebook_bits > 0)
-    return codebook_write(generic_format("write", write_variants(), key), key.k_codebook_bits, key.v_codebook_bits,
-                          key.bf16);
+  if (key.k_coded.any() || key.v_coded.any())
+    return coded_write(generic_format("write", write_variants(), key), key.k_coded, key.v_coded, key.bf16);
   for (const WriteVariant* row : write_variants())
     if (KernelKey{row->k, row->v, row->k_bfloat, row->v_bfloat, key.heads, row->bf16} == key) return *row;
   return generic_write(generic_format("write", write_variants(), key), key.bf16);

@@ -19,7 +19,7 @@ struct KernelKey {
   bool bf16 = true;
   TunedRows k_rows = TunedRows::none, v_rows = TunedRows::none;
   bool k_linear = false, v_linear = false;       ///< those of a side are, and it has bit tiles
-  int k_codebook_bits = 0, v_codebook_bits = 0;  ///< codebook_row_bits()
+  CodedRows k_coded = {}, v_coded = {};  ///< for writes
   bool operator==(const KernelKey&) const;
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);

@@ -109,11 +109,11 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
     const Status windows = check_windows(variant, p);
     if (!windows.ok()) return windows;
   }
-  for (const auto& [side, bits, rule] :
-       {std::tuple{"k", variant.k_codebook_bits, p.k.rule}, std::tuple{"v", variant.v_codebook_bits, p.v.rule}})
-    if (bits > 0 && rule != ScaleRule::norm && rule != ScaleRule::rms)
+  for (const auto& [side, rows, rule] :
+       {std::tuple{"k", variant.k_rows, p.k.rule}, std::tuple{"v", variant.v_rows, p.v.rule}})
+    if (rows.any() && rule != ScaleRule::norm && rule != ScaleRule::rms)
       return Status::fail(StatusCode::unsupported,
-                          "quantize_write: %s: scale rule %s; the kernel for codebook codes supports norm and rms",
+                          "quantize_write: %s: scale rule %s; the kernels for codebook and trellis codes support norm and rms",
                           side, to_string(rule));
   const Status k = check_side("k", variant.k, p.k, p.num_kv_heads);
   return k.ok() ? check_side("v", variant.v, p.v, p.num_kv_heads) : k;

@@ -157,7 +157,19 @@ TEST_CASE("Windows, options and codes are named, and are no geometry", "[diff]")
   CHECK(readings_of(diff.readings, "codes").at(0).after >= 1.0);
 }
 
-TEST_CASE("Changed widths are distances of layers and heads", "[diff]") {
+TEST_CASE("Another search of a trellis has other codes", "[diff]") {
+  Artifact before = test::example_artifact();
+  TensorPlan& plan = before.layers[0].k;
+  plan = TensorPlan{};
+  plan.coder = TrellisCoder{.bits = 2, .group_size = 8, .taps = {{.bits = 2, .memory = 1, .theta = {1, 2, 3, 4}}}};
+  Artifact after = before;
+  std::get<TrellisCoder>(after.layers[0].k.coder).taps[0].search = TrellisSearch::integer;
+  const std::string change = facts_of(diff_artifacts(before, after)).at("layer 0 k codes");
+  CHECK_THAT(change, Contains("trellis m1 (search binary32)"));
+  CHECK_THAT(change, Contains("-> 2-bit trellis m1 g8"));
+}
+
+TEST_CASE("Changed widths are distances of layers and heads, "[diff]") {
   const Artifact before = test::featured_artifact();
   Artifact after = before;
   bool changed = false;

@@ -67,10 +67,11 @@ TEST_CASE("Windows must be those of the variant", "[runtime]") {
   }
 }
 
-TEST_CASE("The kernel for codebook codes has two scale rules", "[runtime]") {
+TEST_CASE("The kernels for coded rows have two scale rules", "[runtime]") {
   const TileSide side{.head_dim = 128, .bits = 0, .group_size = 128, .numbers = 1, .row_words = 12, .table_bits = 3};
-  const WriteVariant both = codebook_write({side, side, false, false}, 3, 3, true),
-                     values = codebook_write({side, side, false, false}, 0, 3, true);
+  const CodedRows rows{.codebook_bits = 3};
+  const WriteVariant both = coded_write({side, side, false, false}, rows, rows, true),
+                     values = coded_write({side, side, false, false}, {}, rows, true);
   WriteParams p = good(both);
   const HeadRows heads[1] = {};
   const float tables[1] = {};
@@ -78,7 +79,7 @@ TEST_CASE("The kernel for codebook codes has two scale rules", "[runtime]") {
   CHECK(std::string(check_write(both, p).message()) == "");
   p.k.rule = ScaleRule::least_squares;
   CHECK_THAT(std::string(check_write(both, p).message()),
-             Contains("k: scale rule least_squares; the kernel for codebook codes supports norm and rms"));
+             Contains("k: scale rule least_squares; the kernels for codebook and trellis codes support norm and rms"));
   CHECK(check_write(values, p).ok());
   p.v.rule = ScaleRule::absmax;
   CHECK_THAT(std::string(check_write(values, p).message()), Contains("v: scale rule absmax"));

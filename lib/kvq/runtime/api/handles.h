@@ -86,7 +86,7 @@ struct kvq_plan {
   int max_batch = 0;  ///< of decode; 0: no decode
   int max_new_tokens = 1;
   bool prefills = false;  ///< prefill kernels are planned
-  std::size_t decode_workspace_bytes = 0, prefill_workspace_bytes = 0;
+  std::size_t decode_workspace_bytes = 0, prefill_workspace_bytes = 0, write_workspace_bytes = 0;
   std::vector<Kernels> kernels = {};
   std::vector<std::size_t> of_layer = {};  ///< index in `kernels` of each layer
 };

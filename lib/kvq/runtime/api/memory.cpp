@@ -16,13 +16,15 @@ namespace {
 constexpr int kMostMultiprocessors = 256;  // more than any device has
 
 struct Workspaces {
-  std::size_t decode = 0, prefill = 0;
+  std::size_t decode = 0, prefill = 0, write = 0;
 };
 
 /// Upper bounds of what a plan with these options demands.
 Workspaces most_workspaces(const LoadedModel& m, const kvq_plan_options& o, int multiprocessors) {
   Workspaces most;
   for (const LoadedLayer& l : m.layers) {
+    most.write =
+        std::max(most.write, write_workspace_bytes(choose_write(l.key), l.heads.num_kv, o.max_write_tokens));
     if (o.max_batch > 0) {
       const int new_tokens = std::max(1, o.max_new_tokens);
       const DecodeVariant decode = choose_decode(l.key, new_tokens);
@@ -48,7 +50,7 @@ Workspaces workspaces_of(const LoadedModel& m, const kvq_plan& plan) {
         !(plan.kernels[plan.of_layer[static_cast<std::size_t>(i)]].key == l.key))
       throw Error{ErrorKind::usage, fmt::format("memory: the plan is not for layer {} of this model", l.plan.layer)};
   }
-  return {plan.decode_workspace_bytes, plan.prefill_workspace_bytes};
+  return {plan.decode_workspace_bytes, plan.prefill_workspace_bytes, plan.write_workspace_bytes};
 }
 
 kvq_memory_options options_of(const kvq_memory_options* options) {
@@ -128,8 +130,9 @@ kvq_memory memory_of(const LoadedModel& m, const kvq_memory_options& o) {
   }
   r.decode_workspace_bytes = static_cast<std::int64_t>(workspaces.decode);
   r.prefill_workspace_bytes = static_cast<std::int64_t>(workspaces.prefill);
+  r.write_workspace_bytes = static_cast<std::int64_t>(workspaces.write);
   r.total_bytes = r.page_bytes + r.sink_bytes + r.ring_bytes + r.device_model_bytes + r.cache_bytes +
-                  std::max(r.decode_workspace_bytes, r.prefill_workspace_bytes);
+                  std::max({r.decode_workspace_bytes, r.prefill_workspace_bytes, r.write_workspace_bytes});
 
   r.sequence_window_bytes = sink + ring;
   const auto of_token = static_cast<double>(elements);

@@ -47,6 +47,8 @@ Kernels chosen(const LoadedLayer& layer, const kvq_plan_options& o) {
 void prepare(const kvq_plan_options& o, Kernels& made, kvq_plan& plan) {
   raise(made.write.plan(made.write_launch));
   raise(made.dequantize.plan(made.dequantize_launch));
+  plan.write_workspace_bytes = std::max(
+      plan.write_workspace_bytes, kvq::write_workspace_bytes(made.write, made.num_kv_heads, o.max_write_tokens));
   if (o.max_batch > 0) {
     raise(made.decode.plan(made.decode_launch));
     const std::size_t work_tiles =
@@ -94,6 +96,8 @@ Status check_plan_options(const kvq_plan_options& o) {
   if (o.max_batch < 0) return Status::fail(kBad, "plan: max_batch: expected 0 or more, found %d", o.max_batch);
   if (o.max_new_tokens < 0 || o.max_new_tokens > kMostNewTokens)
     return Status::fail(kBad, "plan: max_new_tokens: expected 0 to %d, found %d", kMostNewTokens, o.max_new_tokens);
+  if (o.max_write_tokens < 0)
+    return Status::fail(kBad, "plan: max_write_tokens: expected 0 or more, found %d", o.max_write_tokens);
   if (o.max_prefill_batch < 0)
     return Status::fail(kBad, "plan: max_prefill_batch: expected 0 or more, found %d", o.max_prefill_batch);
   if (o.max_prefill_batch == 0 &&
@@ -191,6 +195,7 @@ kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, std::int32_t kernel, s
       throw Error{ErrorKind::usage, fmt::format("plan: kernel: expected a kvq_kernel, found {}", kernel)};
     told = kernel == KVQ_KERNEL_DECODE    ? p.decode_workspace_bytes
            : kernel == KVQ_KERNEL_PREFILL ? p.prefill_workspace_bytes
+           : kernel == KVQ_KERNEL_WRITE   ? p.write_workspace_bytes
                                           : 0;
   });
 }

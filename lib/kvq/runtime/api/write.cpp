@@ -22,6 +22,10 @@ Status kvq::abi::write_params(const kvq_plan& plan, const kvq_cache* cache, int 
   if (windows != Windows{}) p.window_mapping = a.window_mapping;
   p.sinks = pools->sinks, p.sink_layout = l->windows.sinks;
   p.rings = pools->rings, p.ring_layout = l->windows.rings;
+  if (a.workspace_bytes > 0 && (!a.workspace || !aligned(a.workspace, 256)))
+    return Status::fail(StatusCode::invalid_argument,
+                        "write: expected a workspace of %zu bytes, aligned to 256, or none", a.workspace_bytes);
+  p.workspace = static_cast<std::byte*>(a.workspace), p.workspace_bytes = a.workspace_bytes;
   p.extents = extents_of(*cache, *pools), p.faults = cache->faults, p.layer = layer;
   return check_write(kernels->write, p);
 }

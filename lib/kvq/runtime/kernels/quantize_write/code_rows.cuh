@@ -5,6 +5,7 @@
 #include <kvq/runtime/kernels/common/quantize/codebook.cuh>
 #include <kvq/runtime/kernels/common/quantize/quantize_rows.cuh>
 #include <kvq/runtime/kernels/common/quantize/segments.cuh>
+#include <kvq/runtime/kernels/quantize_write/pair_gains.cuh>
 
 /// From rotated rows to stored rows.
 namespace kvq::write {
@@ -75,21 +76,26 @@ __device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, 
           HasSegments<Side> ? p.k_tile_bytes : Side::side().bytes()};
 }
 
-/// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages.
+/// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages. Of rows
+/// of trellis codes, stores what their search needs in place of codes.
 /// @param scratch  kScratchBytes, aligned to 16 bytes; what lanes read there before may be overwritten
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                            Destinations to, int head, int head_bytes, int side_offset,
-                                           std::byte* scratch, int lane) {
+                                           int first_token, std::byte* scratch, int lane) {
   if (__any_sync(kAll, to.window_row >= 0)) store_window_rows<Side>(p, rows, value, to, head, lane);
-  const PageTiles tile_of = page_tiles<Side>(p, head, head_bytes, side_offset);
-  const std::int64_t slots = checked_slot(p, to.slot);
-  if constexpr (IsCodebook<Side>)
-    quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);
-  else if constexpr (HasSegments<Side>)
-    quantize_segment_rows<Side>(rows, from.code, from.rule, head, p.k_segments, slots, tile_of, scratch, lane);
-  else
-    quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
+  if constexpr (IsTrellis<Side>) {
+    store_gains<Side>(p, from, rows, value, head, first_token, lane);
+  } else {
+    const PageTiles tile_of = page_tiles<Side>(p, head, head_bytes, side_offset);
+    const std::int64_t slots = checked_slot(p, to.slot);
+    if constexpr (IsCodebook<Side>)
+      quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);
+    else if constexpr (HasSegments<Side>)
+      quantize_segment_rows<Side>(rows, from.code, from.rule, head, p.k_segments, slots, tile_of, scratch, lane);
+    else
+      quantize_rows<Side>(rows, from, slots, tile_of, value, lane);
+  }
 }
 
 }  // namespace kvq::write

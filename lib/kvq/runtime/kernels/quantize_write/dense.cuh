@@ -216,7 +216,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
         rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kColumnBlockTiles][n % kColumnBlockTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
     auto* scratch = reinterpret_cast<std::byte*>(fetched);
-    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, scratch, lane);
+    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, first_token, scratch, lane);
     if (kHasScratch && first + stride < p.num_tokens) fetch(first_token + stride, 0);
   }
 }

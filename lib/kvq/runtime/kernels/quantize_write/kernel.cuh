@@ -20,11 +20,15 @@ struct WriteJob {
   bool value;
   int head, head_bytes, side_offset;  ///< bytes of a head in a page; of the side in its head
 };
+/// Of tiles whose sizes come with the call.
+__device__ __forceinline__ WriteJob job_of_sides(const WriteParams& p, bool value, int head) {
+  const int tiles = 1 << (p.page_shift - 4);
+  return {value, head, tiles * (p.k_tile_bytes + p.v_tile_bytes), value ? tiles * p.k_tile_bytes : 0};
+}
 template <typename K, typename V>
 __device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, int head) {
   const int tiles = 1 << (p.page_shift - 4);
-  if constexpr (kScratchBytes<K> > 0)  // a kernel of one side
-    return {value, head, tiles * (p.k_tile_bytes + p.v_tile_bytes), value ? tiles * p.k_tile_bytes : 0};
+  if constexpr (kScratchBytes<K> > 0) return job_of_sides(p, value, head);  // a kernel of one side
   return {value, head, tiles * (K::side().bytes() + V::side().bytes()), value ? tiles * K::side().bytes() : 0};
 }
 
@@ -115,7 +119,8 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   auto* scratch = reinterpret_cast<std::byte*>(shared.rows);
   static_assert(sizeof(shared.rows) >= static_cast<std::size_t>(kScratchBytes<Side>));
-  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, scratch, lane);
+  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, first_token, scratch,
+                   lane);
   if (kScratchBytes<Side> > 0) next();
 }
 

@@ -3,6 +3,7 @@
 #include <kvq/plan/page_layout.h>
 #include <kvq/runtime/kernels/common/sequences.h>
 #include <kvq/runtime/kernels/common/write_side.h>
+#include <kvq/runtime/kernels/quantize_write/pair_rows.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,6 +26,10 @@ struct WriteParams {
   std::byte* sinks = nullptr;                    ///< 16-byte aligned, or null without sink tokens
   std::byte* rings = nullptr;                    ///< 16-byte aligned, or null without recent tokens
   WindowLayout sink_layout = {}, ring_layout = {};
+
+  std::byte* workspace = nullptr;  ///< aligned to 256 bytes, or null: trellis codes are searched row by row
+  std::size_t workspace_bytes = 0;
+  PairRows pairs = {};  ///< rows in the workspace; set by the kernels' launch
 
   /// The stream's next kernel starts only when the kernels before this one have ended (DecodeParams::inputs_final).
   bool holds_next = false;

@@ -1,0 +1,118 @@
+#pragma once
+
+#include <kvq/runtime/kernels/quantize_write/launch.cuh>
+#include <kvq/runtime/kernels/quantize_write/pairs.h>
+
+#include <algorithm>
+#include <type_traits>
+
+/// Writes sides of one group of codebook codes or trellis codes, and keys of mixed widths, by the kernels of the other
+/// formats, which take any side: one launch for both sides if they have the same CodedRows and are rotated alike, else
+/// one for each.
+namespace kvq::write {
+
+/// Calls f() with a side of CodedRows.
+template <typename F>
+auto with_coded_side(CodedRows rows, F f) {
+  if (rows.pair_memory > 0) return f(TrellisSide<kPairHeadDim>{});
+  if (rows.codebook_bits == kMixedBits) return f(SegmentSide<kTableHeadDim>{});
+  if (rows.codebook_bits == 2) return f(CodebookSide<kTableHeadDim, 2>{});
+  if (rows.codebook_bits == 3) return f(CodebookSide<kTableHeadDim, 3>{});
+  return f(CodebookSide<kTableHeadDim, 4>{});
+}
+
+template <typename T>
+Status plan_coded_write(WriteLaunch& launch) {
+  const CacheFormat& format = launch.format;
+  const bool bf16 = std::is_same_v<T, __nv_bfloat16>;
+  Status status = generic_write(format, bf16).plan_kernel(launch);
+  for (const CodedRows& rows : {launch.k_rows, launch.v_rows}) {
+    if (status.ok() && rows.any())
+      status = with_coded_side(rows, [&]<typename Side>(Side) { return plan_write<Side, Side, T>(launch); });
+    if (status.ok() && rows.pair_memory > 0) status = plan_pairs(rows.pair_memory);
+  }
+  return status;
+}
+
+/// How many tokens of a call are searched in pairs at once: as many for each round. 0: none.
+inline int tokens_of_round(const WriteLaunch& launch, const WriteParams& p, int memory, int jobs) {
+  if (std::int64_t{p.num_tokens} * jobs < launch.least_pair_rows || p.workspace == nullptr) return 0;
+  const auto block = static_cast<std::size_t>(PairBlock{memory}.bytes());
+  const auto room = static_cast<std::int64_t>(
+      std::min<std::size_t>(p.workspace_bytes / (static_cast<std::size_t>(jobs) * block), 1 << 24));
+  const std::int64_t blocks = (p.num_tokens - 1) / PairBlock::kTokens + 1;
+  if (room < blocks && room * PairBlock::kTokens * jobs < launch.least_pair_rows) return 0;
+  const std::int64_t rounds = (blocks - 1) / room + 1;
+  return static_cast<int>((blocks - 1) / rounds + 1) * PairBlock::kTokens;
+}
+
+/// The tokens of a call from `first` on.
+template <typename T>
+WriteParams tokens_of(const WriteParams& p, int first, int count) {
+  WriteParams part = p;
+  part.num_tokens = std::min(count, p.num_tokens - first);
+  for (WriteSide* side : {&part.k, &part.v}) side->x = static_cast<const T*>(side->x) + first * side->token_stride;
+  part.slot_mapping += first;
+  if (part.window_mapping) part.window_mapping += first;
+  return part;
+}
+
+/// Writes the jobs from `first_job` on, which have the same CodedRows and WriteKind.
+template <typename T>
+Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, CodedRows rows, int first_job, int jobs,
+                      CUstream_st* stream) {
+  const bool both = jobs > params.num_kv_heads, value = first_job > 0;
+  const int tokens = rows.pair_memory > 0 ? tokens_of_round(launch, params, rows.pair_memory, jobs) : params.num_tokens;
+  if (!rows.any() || tokens == 0) {
+    Status status = run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
+    if (both && status.ok())
+      status = run_generic_write(launch, params, true, std::is_same_v<T, __nv_bfloat16>, stream);
+    return status;
+  }
+  Status status;
+  for (int first = 0; status.ok() && first < params.num_tokens; first += tokens) {
+    WriteParams part = tokens_of<T>(params, first, tokens);
+    part.pairs = {params.workspace, (part.num_tokens - 1) / PairBlock::kTokens + 1, first_job, rows.pair_memory};
+    status = with_coded_side(rows, [&]<typename Side>(Side) {
+      const cudaError_t error = kind_of(value ? params.v : params.k) == WriteKind::dense
+                                    ? launch_dense_write<Side, Side, T>(launch, part, first_job, jobs, stream)
+                                    : launch_write<Side, Side, T>(launch, part, first_job, jobs, stream);
+      return cuda_status(error, "quantize_write: coded rows: launch");
+    });
+    if (status.ok() && rows.pair_memory > 0) status = run_pairs(part, jobs, launch.overlapping, stream);
+  }
+  return status;
+}
+
+template <typename T>
+Status run_coded_write(const WriteLaunch& launch, const WriteParams& given, CUstream_st* stream) {
+  if (given.num_tokens == 0) return {};
+  WriteParams params = given;
+  params.k_tile_bytes = launch.format.k.bytes(), params.v_tile_bytes = launch.format.v.bytes();
+  params.k_segments = launch.format.k;
+  const int heads = params.num_kv_heads;
+  if (launch.k_rows == launch.v_rows && kind_of(params.k) == kind_of(params.v))
+    return run_coded_jobs<T>(launch, params, launch.k_rows, 0, 2 * heads, stream);
+  const Status status = run_coded_jobs<T>(launch, params, launch.k_rows, 0, heads, stream);
+  return status.ok() ? run_coded_jobs<T>(launch, params, launch.v_rows, heads, heads, stream) : status;
+}
+
+template <typename T>
+WriteVariant coded_write_variant(const char* name, const CacheFormat& format, CodedRows k, CodedRows v) {
+  WriteVariant variant{name,
+                       format.k,
+                       format.v,
+                       format.k_bfloat,
+                       format.v_bfloat,
+                       std::is_same_v<T, __nv_bfloat16>,
+                       plan_coded_write<T>,
+                       run_coded_write<T>,
+                       k.any() && v.any()};
+  variant.k_rows = k, variant.v_rows = v;
+  return variant;
+}
+
+WriteVariant coded_write_bf16(const CacheFormat& format, CodedRows k, CodedRows v);
+WriteVariant coded_write_fp16(const CacheFormat& format, CodedRows k, CodedRows v);
+
+}  // namespace kvq::write

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <kvq/core/status.h>
+#include <kvq/runtime/kernels/quantize_write/params.h>
+
+struct CUstream_st;
+
+/// The kernels of pair_rows.h behind the one that rotates rows.
+namespace kvq {
+
+/// Loads the kernels for the current device. @param memory  of the trellis
+Status plan_pairs(int memory);
+
+/// Searches the rows of `jobs` jobs from WriteParams::pairs.first_job on, and stores them.
+/// @param overlapping  see WriteLaunch
+Status run_pairs(const WriteParams& params, int jobs, bool overlapping, CUstream_st* stream);
+
+}  // namespace kvq
