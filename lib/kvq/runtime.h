@@ -612,8 +612,8 @@ typedef struct kvq_memory {
   int64_t device_model_bytes;                        /**< kvq_model_device_bytes() */
   int64_t cache_bytes;                               /**< kvq_cache_device_bytes() */
   int64_t decode_workspace_bytes, prefill_workspace_bytes; /**< kvq_plan_workspace_bytes() */
-  int64_t total_bytes;           /**< of all this, with one workspace for all calls */
-  int64_t sequence_page_bytes;   /**< of one sequence's pages */
+  int64_t total_bytes;                                     /**< of all this, with one workspace for all calls */
+  int64_t sequence_page_bytes;                             /**< of one sequence's pages */
   int64_t sequence_window_bytes; /**< of one sequence's sink slot and ring slot, which hold its first and last tokens
                                       once more, beside their codes */
   double coded_bits;             /**< of an element of a key or value in a page, scales and minima included */

@@ -3,6 +3,7 @@
 #include "support/served_artifact.h"
 
 #include <kvq/runtime/api/handles.h>
+#include <kvq/solve/trellis_tables.h>
 
 #include <catch2/catch.hpp>
 
@@ -204,6 +205,68 @@ TEST_CASE("Handles may be destroyed in every order", "[runtime][gpu][api][emulat
       if (cache && plan) step();  // needs neither the model nor the device model
     }
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST_CASE("A write with a workspace of any size stores what one without stores", "[runtime][gpu][api][emulated]") {
+  constexpr int kTokens = 2100, kWidth = 4 * 128;  // rows enough for two rounds of the search in pairs
+  Artifact artifact = served_artifact({}, 0);
+  for (TensorPlan* side : {&artifact.layers[0].k, &*artifact.layers[0].v}) {
+    *side = TensorPlan{};
+    side->coder = TrellisCoder{.bits = 2, .group_size = 128, .taps = trellis_taps(2, 1, 128)};
+  }
+  auto model_options = runtime::init<kvq_model_options>();
+  model_options.page_size = 16, model_options.max_step_tokens = kTokens;
+  const Engine engine(artifact, model_options);
+  auto options = plan_options(1);
+  options.max_write_tokens = kTokens;
+  const runtime::Plan plan(*engine.model, options);
+  const std::size_t suffices = plan.workspace_bytes(KVQ_KERNEL_WRITE);
+  auto want = runtime::init<kvq_memory_options>();
+  want.batch = 1, want.length = kTokens, want.plan_options = &options;
+  const kvq_memory bound = engine.model->memory(want);
+  want.plan = plan.get(), want.plan_options = nullptr;
+  const kvq_memory exact = engine.model->memory(want);
+  CHECK(exact.write_workspace_bytes == static_cast<std::int64_t>(suffices));
+  CHECK(bound.write_workspace_bytes == exact.write_workspace_bytes);
+  CHECK(exact.write_workspace_bytes > exact.decode_workspace_bytes);
+  CHECK(exact.total_bytes ==
+        exact.page_bytes + exact.device_model_bytes + exact.cache_bytes + exact.write_workspace_bytes);
+
+  const DeviceMemory workspace(suffices), k = to_device<std::uint16_t>(random_rows(kTokens, kWidth, 1), nullptr),
+                                          v = to_device<std::uint16_t>(random_rows(kTokens, kWidth, 2), nullptr);
+  auto error = runtime::init<kvq_error>();
+  const auto written = [&](int tokens, void* memory, std::size_t bytes) {
+    runtime::PagedCache cache(*engine.model, *engine.device_model,
+                              {.num_pages = 140, .max_sequences = 1, .max_tokens = kTokens}, nullptr);
+    const std::int64_t page_bytes = engine.model->layer(0).page_bytes;
+    check_cuda(cudaMemset(cache.pages(0), 0xA5, static_cast<std::size_t>(140 * page_bytes)), "cudaMemset");
+    cache.create();
+    REQUIRE(cache.step(std::vector<Growth>{{0, tokens}}, nullptr));
+    kvq_write_args a = cache.write_args();
+    a.k = k.get(), a.v = v.get(), a.workspace = memory, a.workspace_bytes = bytes;
+    expect_ok(plan.write(cache.handle(), 0, a, nullptr, &error), error);
+    return bytes_at(cache.pages(0), tokens / 16 * page_bytes);
+  };
+  const std::vector<std::byte> all = written(kTokens, workspace.get(), suffices);
+  CHECK((written(kTokens, workspace.get(), suffices * 11 / 20) == all));
+  // A workspace that is too small is not used, and few tokens need none.
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1024}, suffices}) {
+    const std::vector<std::byte> some = written(48, bytes ? workspace.get() : nullptr, bytes);
+    CHECK(std::equal(some.begin(), some.end(), all.begin()));
+  }
+  const auto refused = [&](void* memory, std::size_t bytes) {
+    runtime::PagedCache cache(*engine.model, *engine.device_model,
+                              {.num_pages = 2, .max_sequences = 1, .max_tokens = 16}, nullptr);
+    cache.create();
+    REQUIRE(cache.step(std::vector<Growth>{{0, 1}}, nullptr));
+    kvq_write_args a = cache.write_args();
+    a.k = k.get(), a.v = v.get(), a.workspace = memory, a.workspace_bytes = bytes;
+    CHECK(plan.write(cache.handle(), 0, a, nullptr, &error) == KVQ_INVALID_ARGUMENT);
+    CHECK_THAT(std::string(error.message), Contains("write: expected a workspace of 4096 bytes, aligned to 256, or"));
+  };
+  refused(nullptr, 4096), refused(workspace.get<std::byte>() + 128, 4096);
+  options.max_write_tokens = -1;
+  CHECK_THROWS_WITH(runtime::Plan(*engine.model, options), Contains("max_write_tokens: expected 0 or more, found -1"));
 }
 
 TEST_CASE("Append stores and attends as a write and a decode", "[runtime][gpu][api][emulated]") {

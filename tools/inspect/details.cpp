@@ -51,10 +51,8 @@ struct CoderDetails {
   void operator()(const TrellisCoder& coder) const {
     json["trellis"] = Json::array();
     for (const TrellisTaps& taps : coder.taps)
-      json["trellis"].push_back({{"bits", taps.bits},
-                                 {"memory", taps.memory},
-                                 {"search", to_string(taps.search)},
-                                 {"theta", taps.theta}});
+      json["trellis"].push_back(
+          {{"bits", taps.bits}, {"memory", taps.memory}, {"search", to_string(taps.search)}, {"theta", taps.theta}});
   }
 };
 

@@ -18,8 +18,8 @@ struct KernelKey {
   int heads = 0;  ///< query heads of a KV head
   bool bf16 = true;
   TunedRows k_rows = TunedRows::none, v_rows = TunedRows::none;
-  bool k_linear = false, v_linear = false;       ///< those of a side are, and it has bit tiles
-  CodedRows k_coded = {}, v_coded = {};  ///< for writes
+  bool k_linear = false, v_linear = false;  ///< those of a side are, and it has bit tiles
+  CodedRows k_coded = {}, v_coded = {};     ///< for writes
   bool operator==(const KernelKey&) const;
 };
 KernelKey kernel_key(const LayerPlan& plan, const PageLayout& pages, bool bf16);

@@ -112,9 +112,10 @@ Status check_write(const WriteVariant& variant, const WriteParams& p) {
   for (const auto& [side, rows, rule] :
        {std::tuple{"k", variant.k_rows, p.k.rule}, std::tuple{"v", variant.v_rows, p.v.rule}})
     if (rows.any() && rule != ScaleRule::norm && rule != ScaleRule::rms)
-      return Status::fail(StatusCode::unsupported,
-                          "quantize_write: %s: scale rule %s; the kernels for codebook and trellis codes support norm and rms",
-                          side, to_string(rule));
+      return Status::fail(
+          StatusCode::unsupported,
+          "quantize_write: %s: scale rule %s; the kernels for codebook and trellis codes support norm and rms", side,
+          to_string(rule));
   const Status k = check_side("k", variant.k, p.k, p.num_kv_heads);
   return k.ok() ? check_side("v", variant.v, p.v, p.num_kv_heads) : k;
 }

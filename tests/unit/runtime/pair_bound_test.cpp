@@ -1,5 +1,5 @@
-#include <kvq/runtime/pair_bound.h>
 #include <kvq/runtime/kernels/quantize_write/pair_rows.h>
+#include <kvq/runtime/pair_bound.h>
 #include <kvq/solve/trellis_tables.h>
 
 #include <catch2/catch.hpp>
@@ -72,8 +72,10 @@ TEST_CASE("Costs of the shipped trellises fit the search in pairs, whatever the 
   double most = 0.0;
   for (int round = 0; round < 2000; ++round) {
     std::vector<int> t;
-    for (int i = 0; i < 24; ++i) t.push_back(random() % 8 == 0 ? static_cast<int>(random() % 2305) - 1152
-                                             : random() % 2 ? IntegerSearch::kLargestY : -IntegerSearch::kLargestY);
+    for (int i = 0; i < 24; ++i)
+      t.push_back(random() % 8 == 0 ? static_cast<int>(random() % 2305) - 1152
+                  : random() % 2    ? IntegerSearch::kLargestY
+                                    : -IntegerSearch::kLargestY);
     most = std::max(most, largest_cost(search, t));
   }
   CAPTURE(most);

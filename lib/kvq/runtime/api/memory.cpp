@@ -23,8 +23,7 @@ struct Workspaces {
 Workspaces most_workspaces(const LoadedModel& m, const kvq_plan_options& o, int multiprocessors) {
   Workspaces most;
   for (const LoadedLayer& l : m.layers) {
-    most.write =
-        std::max(most.write, write_workspace_bytes(choose_write(l.key), l.heads.num_kv, o.max_write_tokens));
+    most.write = std::max(most.write, write_workspace_bytes(choose_write(l.key), l.heads.num_kv, o.max_write_tokens));
     if (o.max_batch > 0) {
       const int new_tokens = std::max(1, o.max_new_tokens);
       const DecodeVariant decode = choose_decode(l.key, new_tokens);

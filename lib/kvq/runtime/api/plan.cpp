@@ -47,8 +47,8 @@ Kernels chosen(const LoadedLayer& layer, const kvq_plan_options& o) {
 void prepare(const kvq_plan_options& o, Kernels& made, kvq_plan& plan) {
   raise(made.write.plan(made.write_launch));
   raise(made.dequantize.plan(made.dequantize_launch));
-  plan.write_workspace_bytes = std::max(
-      plan.write_workspace_bytes, kvq::write_workspace_bytes(made.write, made.num_kv_heads, o.max_write_tokens));
+  plan.write_workspace_bytes = std::max(plan.write_workspace_bytes,
+                                        kvq::write_workspace_bytes(made.write, made.num_kv_heads, o.max_write_tokens));
   if (o.max_batch > 0) {
     raise(made.decode.plan(made.decode_launch));
     const std::size_t work_tiles =

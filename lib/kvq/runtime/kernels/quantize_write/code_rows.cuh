@@ -81,8 +81,8 @@ __device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, 
 /// @param scratch  kScratchBytes, aligned to 16 bytes; what lanes read there before may be overwritten
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
-                                           Destinations to, int head, int head_bytes, int side_offset,
-                                           int first_token, std::byte* scratch, int lane) {
+                                           Destinations to, int head, int head_bytes, int side_offset, int first_token,
+                                           std::byte* scratch, int lane) {
   if (__any_sync(kAll, to.window_row >= 0)) store_window_rows<Side>(p, rows, value, to, head, lane);
   if constexpr (IsTrellis<Side>) {
     store_gains<Side>(p, from, rows, value, head, first_token, lane);

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/quantize_write/launch.cuh>
 #include <kvq/runtime/kernels/quantize_write/pairs.h>
+#include <kvq/runtime/kernels/quantize_write/launch.cuh>
 
 #include <algorithm>
 #include <type_traits>
@@ -65,8 +65,7 @@ Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, Code
   const int tokens = rows.pair_memory > 0 ? tokens_of_round(launch, params, rows.pair_memory, jobs) : params.num_tokens;
   if (!rows.any() || tokens == 0) {
     Status status = run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
-    if (both && status.ok())
-      status = run_generic_write(launch, params, true, std::is_same_v<T, __nv_bfloat16>, stream);
+    if (both && status.ok()) status = run_generic_write(launch, params, true, std::is_same_v<T, __nv_bfloat16>, stream);
     return status;
   }
   Status status;

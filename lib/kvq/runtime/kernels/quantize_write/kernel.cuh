@@ -119,8 +119,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
   auto* scratch = reinterpret_cast<std::byte*>(shared.rows);
   static_assert(sizeof(shared.rows) >= static_cast<std::size_t>(kScratchBytes<Side>));
-  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, first_token, scratch,
-                   lane);
+  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, first_token, scratch, lane);
   if (kScratchBytes<Side> > 0) next();
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/runtime/kernels/common/quantize/encode.cuh>
 #include <kvq/runtime/kernels/quantize_write/params.h>
+#include <kvq/runtime/kernels/common/quantize/encode.cuh>
 
 /// From rotated rows to what the bits of their codes gain: the first kernel of pair_rows.h, behind a rotation.
 namespace kvq::write {
@@ -39,7 +39,8 @@ __device__ __forceinline__ unsigned integer_of(float x, float scale, float recip
 
 /// A gain of both rows, from the sums that packing.md (d) rounds, in halves of a word, times four.
 __device__ __forceinline__ unsigned pair_of_gains(int low, int high) {
-  return (static_cast<unsigned>((low + 8192) >> 12) & 0xFFFCu) | (static_cast<unsigned>((high + 8192) >> 12) & ~3u) << 16;
+  return (static_cast<unsigned>((low + 8192) >> 12) & 0xFFFCu) | (static_cast<unsigned>((high + 8192) >> 12) & ~3u)
+                                                                     << 16;
 }
 
 /// Stores the gains of a lane's channels.
@@ -62,8 +63,8 @@ __device__ __forceinline__ void store_gains_of(const unsigned (&t)[kSteps][8], c
     for (int e = 0; e < 8; ++e) ahead[e] = t[j][e];
 #pragma unroll
     for (int e = 0; e < kMemory; ++e)
-      ahead[8 + e] = __shfl_sync(kAll, (lane & 3) == 0 ? t[(j + 1) % kSteps][e] : t[j][e],
-                                 (lane & ~3) | ((lane + 1) & 3));
+      ahead[8 + e] =
+          __shfl_sync(kAll, (lane & 3) == 0 ? t[(j + 1) % kSteps][e] : t[j][e], (lane & ~3) | ((lane + 1) & 3));
     int low[8 + kMemory], high[8 + kMemory];
 #pragma unroll
     for (int e = 0; e < 8 + kMemory; ++e)

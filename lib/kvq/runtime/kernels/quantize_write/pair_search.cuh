@@ -1,7 +1,7 @@
 #pragma once
 
-#include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/common/row_code.h>
+#include <kvq/device/ptx.cuh>
 #include <kvq/runtime/kernels/quantize_write/pair_gains.cuh>
 
 #include <type_traits>

@@ -77,8 +77,7 @@ __device__ __forceinline__ void follow_paths(const std::byte* block, PairStoreSh
       if (sweep == 1 && first == path[0] && second == path[1]) break;
       first = path[0], second = path[1];
     }
-    if (batch == 0 && sweep++ == 0)
-      shared.codes[kUnits][0][lane] = path[0], shared.codes[kUnits][1][lane] = path[1];
+    if (batch == 0 && sweep++ == 0) shared.codes[kUnits][0][lane] = path[0], shared.codes[kUnits][1][lane] = path[1];
     batch = after;
   }
 #pragma unroll
@@ -189,7 +188,8 @@ __global__ void __launch_bounds__(32, 16) pair_store_kernel(const __grid_constan
 #pragma unroll
   for (int window = 0; window < Shared::kWindows; ++window) {
     if constexpr (Shared::kTables == 1) {
-      if (window < kOwnWindows) shared.squares[lane + 32 * window][0] = __fmul_rn(own_values[window], own_values[window]);
+      if (window < kOwnWindows)
+        shared.squares[lane + 32 * window][0] = __fmul_rn(own_values[window], own_values[window]);
     } else {
       const float v = __shfl_sync(kAll, own_values[window / 32], window % 32);
       shared.squares[window][lane] = __fmul_rn(v, v);

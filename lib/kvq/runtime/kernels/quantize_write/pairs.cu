@@ -1,7 +1,7 @@
-#include <kvq/device/launch.cuh>
-#include <kvq/runtime/kernels/quantize_write/pair_store.cuh>
 #include <kvq/runtime/kernels/quantize_write/pairs.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
+#include <kvq/device/launch.cuh>
+#include <kvq/runtime/kernels/quantize_write/pair_store.cuh>
 
 #include <cuda_runtime.h>
 
@@ -44,9 +44,9 @@ std::size_t write_workspace_bytes(const WriteVariant& variant, int num_kv_heads,
   const auto blocks = static_cast<std::size_t>((num_tokens + PairBlock::kTokens - 1) / PairBlock::kTokens);
   // Sides with one memory are searched together, others one after the other.
   const auto of_side = [&](int memory) {
-    return memory == 0 ? std::size_t{0}
-                       : blocks * static_cast<std::size_t>(num_kv_heads) *
-                             static_cast<std::size_t>(PairBlock{memory}.bytes());
+    return memory == 0
+               ? std::size_t{0}
+               : blocks * static_cast<std::size_t>(num_kv_heads) * static_cast<std::size_t>(PairBlock{memory}.bytes());
   };
   const int k = variant.k_rows.pair_memory, v = variant.v_rows.pair_memory;
   return k == v ? 2 * of_side(k) : std::max(of_side(k), of_side(v));

@@ -25,10 +25,10 @@ constexpr int kLeastPairRows = 8192;
 struct WriteLaunch {
   CacheFormat format = {};  ///< of the variant
   int multiprocessors = 0;
-  bool overlapping = false;                      ///< kernels may start before the stream's previous kernel has ended
-  int shared_bytes = 0;                          ///< generic: dynamic shared memory that a block may have
-  CodedRows k_rows = {}, v_rows = {};            ///< of the variant
-  int least_pair_rows = kLeastPairRows;          ///< of a call that is searched in pairs
+  bool overlapping = false;              ///< kernels may start before the stream's previous kernel has ended
+  int shared_bytes = 0;                  ///< generic: dynamic shared memory that a block may have
+  CodedRows k_rows = {}, v_rows = {};    ///< of the variant
+  int least_pair_rows = kLeastPairRows;  ///< of a call that is searched in pairs
 };
 
 /// A tuned variant, one entry of variants.json; or the generic kernel for one format.
@@ -39,8 +39,8 @@ struct WriteVariant {
   bool bf16 = true;                         ///< input rows are bfloat16, else fp16
   Status (*plan_kernel)(WriteLaunch& launch) = nullptr;
   Status (*run)(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;                             ///< both sides; else one or both are written by the generic kernel
-  CodedRows k_rows = {}, v_rows = {};            ///< of coded_write()
+  bool tuned = true;                   ///< both sides; else one or both are written by the generic kernel
+  CodedRows k_rows = {}, v_rows = {};  ///< of coded_write()
 
   /// Fills `launch` for the current device.
   Status plan(WriteLaunch& launch) const {
@@ -56,12 +56,12 @@ std::span<const WriteVariant* const> write_variants();
 /// The generic variant of one format, for which generic_supports() must be true.
 WriteVariant generic_write(const CacheFormat& format, bool bf16);
 
-/// Kernels for sides of which at least one has CodedRows; the other side is written as by generic_write(), unless it has
-/// such rows, too. Trellis codes are searched in pairs (pair_rows.h) if a call has a workspace and enough rows, else as
-/// by generic_write().
+/// Kernels for sides of which at least one has CodedRows; the other side is written as by generic_write(), unless it
+/// has such rows, too. Trellis codes are searched in pairs (pair_rows.h) if a call has a workspace and enough rows,
+/// else as by generic_write().
 WriteVariant coded_write(const CacheFormat& format, CodedRows k, CodedRows v, bool bf16);
-/// Bytes of workspace with which such a variant searches all tokens of a call at once. With fewer bytes it takes several
-/// rounds. 0 for all other variants.
+/// Bytes of workspace with which such a variant searches all tokens of a call at once. With fewer bytes it takes
+/// several rounds. 0 for all other variants.
 std::size_t write_workspace_bytes(const WriteVariant& variant, int num_kv_heads, int num_tokens);
 
 /// generic_write() of one side. @param launch  of generic_write()
