@@ -102,6 +102,7 @@ struct WriteCase {
   ScaleRule symmetric_rule = ScaleRule::norm;  ///< scale rule of symmetric sides and of linear rows
   int memory = 3;                              ///< of linear rows' trellises
   int centroids = 256;                         ///< of a KV head, of sides with centroids
+  std::optional<int> workspace_tokens = {};    ///< of trellis codes: tokens that the workspace has room for; or all
   WriteStep step = WriteStep::prompt;
   Windows exact = {};
   bool unchecked = false;  ///< also timed without checks of slot numbers

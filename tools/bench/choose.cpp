@@ -73,7 +73,8 @@ const DecodeVariant& choose_generic_decode(const std::string& k, const std::stri
   return made.emplace_back(generic_decode(format, heads, bf16));
 }
 
-const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16, int memory) {
+const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16, int memory,
+                                 ScaleRule rule) {
   const auto [key, value] = parse_sides(k, v, head_dim);
   for (const WriteVariant* row : write_variants())
     if (same_format(row->k, key.side) && same_format(row->v, value.side) && row->k_bfloat == key.bfloat &&
@@ -89,7 +90,9 @@ const WriteVariant& choose_write(const std::string& k, const std::string& v, int
       if (of.bfloat || of.side.number_size != 2 || head_dim != kTableHeadDim) return {};
       if (of.side.segments) return {.codebook_bits = kMixedBits};
       if (of.side.numbers != 1 || 32 * of.side.row_words != 2 * head_dim) return {.codebook_bits = of.side.table_bits};
-      return memory == 0 ? CodedRows{.codebook_bits = 2} : CodedRows{.pair_memory = memory};
+      return memory == 0               ? CodedRows{.codebook_bits = 2}
+             : rule == ScaleRule::norm ? CodedRows{.pair_memory = memory}
+                                       : CodedRows{};
     };
     const CodedRows k_rows = coded_rows(key), v_rows = coded_rows(value);
     if (memory == 0 && !(k_rows.any() && v_rows.any()))

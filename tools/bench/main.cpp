@@ -29,6 +29,7 @@ struct BenchFlags {
   bool dense = false, transform = false, windows = false, unchecked = false, append = false, generic = false;
   double clip = 1.0;
   int memory = 3, centroids = 256;
+  std::optional<int> workspace_tokens;
   bool dry_run = false, explain = false, json = false, quiet = false;
   int multiprocessors = 132;
 };
@@ -198,6 +199,10 @@ CLI::App* add_write(CLI::App& app, BenchFlags& f) {
                    "of linear rows: codes that a value of their trellises looks back on; 0: w8n1 has a codebook")
       ->check(whole_number(0, 3))
       ->capture_default_str();
+  write
+      ->add_option("--workspace-tokens", f.workspace_tokens,
+                   "of linear rows: tokens that the workspace of a write has room for, 0 = no workspace [all]")
+      ->check(whole_number(0, 1 << 24));
   write->add_option("--centroids", f.centroids, "of rows with an index (i1, i2): centroids of a KV head")
       ->check(whole_number(2, 65536))
       ->capture_default_str();
@@ -319,7 +324,7 @@ Run write_cases(const BenchFlags& f) {
   const bool bf16 = f.activation == "bf16";
   const auto [k, v] = sides(f);
   std::vector<const WriteVariant*> variants = all_write(f.head_dim, bf16);
-  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16, f.memory)};
+  if (!k.empty()) variants = {&choose_write(k, v, f.head_dim, bf16, f.memory, rules.at(f.rule))};
   for (const WriteVariant* variant : variants)
     for (const TileSide* side : {&variant->k, &variant->v})
       if (side->index_bytes > 0 && (f.centroids <= 256) != (side->index_bytes == 1))
@@ -346,6 +351,7 @@ Run write_cases(const BenchFlags& f) {
                      .symmetric_rule = rules.at(f.rule),
                      .memory = f.memory,
                      .centroids = f.centroids,
+                     .workspace_tokens = f.workspace_tokens,
                      .step = windows && tokens <= kMostDecodeTokens ? WriteStep::decode : WriteStep::prompt,
                      .exact = windows ? windows_of(f) : Windows{},
                      .unchecked = f.unchecked,

@@ -345,7 +345,7 @@ WriteResult measure_write(const Device& device, const WriteCase& c) {
   p.page_stride = c.pages().page_bytes();
   p.sinks = windows.sinks, p.sink_layout = windows.layouts.sinks;
   p.rings = windows.rings, p.ring_layout = windows.layouts.rings;
-  p.workspace_bytes = write_workspace_bytes(variant, c.num_kv_heads, c.tokens);
+  p.workspace_bytes = write_workspace_bytes(variant, c.num_kv_heads, c.workspace_tokens.value_or(c.tokens));
   if (p.workspace_bytes > 0) p.workspace = memory.take<std::byte>(p.workspace_bytes);
   const Faults faults;
   p.extents = {static_cast<int>(set(0).places.num_pages), windows.sink_slots, windows.ring_slots};

@@ -33,6 +33,17 @@ void add_codes(const IntegerSearch& search, int codes, int count, int first, Val
   }
 }
 
+/// The largest cost of a code with those between it and the one that it drops, beside the middle of all (offset of
+/// PairSearch::make_costs()).
+double largest_between(const IntegerSearch& search) {
+  const int m = search.memory(), states = 1 << 2 * m;
+  const auto window = [&](int state) { return search.windows()[static_cast<std::size_t>(state)]; };
+  int most = 0;
+  for (int state = 0; m > 1 && state < states; ++state)
+    most = std::max(most, std::abs(window(state) - window(state ^ (states - kCodes))) / 2 + 1);
+  return most / static_cast<double>(search.unit());
+}
+
 }  // namespace
 
 double pair_cost_bound(const IntegerSearch& search, int reference) {
@@ -47,12 +58,11 @@ double pair_cost_bound(const IntegerSearch& search, int reference) {
     for (int state = 0; state < states; ++state) {
       Values of_state = before;
       add_codes(search, state, m, 0, of_state);
-      for (int next = 0; next < kCodes; ++next) {
+      for (int next = -1; next < kCodes; ++next) {  // -1: none
         Values own{}, oldest{};
-        add_codes(search, next, 1, m, own);
-        add_codes(search, state >> 2 * (m - 1), 1, 0, oldest);
+        if (next >= 0) add_codes(search, next, 1, m, own), add_codes(search, state >> 2 * (m - 1), 1, 0, oldest);
         // |state|^2 - |reference|^2 - 2 y (state - reference), and what the next code costs by itself and with the one
-        // that it drops; the costs with codes between them are added later.
+        // that it drops; the costs with codes between them are added behind the comparison.
         double fixed = 0.0, linear = 0.0;
         for (std::size_t i = 0; i < kMostPlaces; ++i) {
           fixed += of_state[i] * of_state[i] - of_reference[i] * of_reference[i] + own[i] * own[i];
@@ -63,7 +73,7 @@ double pair_cost_bound(const IntegerSearch& search, int reference) {
       }
     }
   }
-  return bound;
+  return bound + largest_between(search);
 }
 
 int pair_search_memory(const TensorPlan& plan, int num_kv_heads, int dim) {

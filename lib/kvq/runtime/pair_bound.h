@@ -1,17 +1,17 @@
 #pragma once
 
 #include <kvq/codec/integer_search.h>
-#include <kvq/plan/scheme.h>
+#include <kvq/plan/layer_plan.h>
 
 namespace kvq {
 
-/// A bound of the costs that the search in pairs compares (pair_search.cuh), of all rows: how much a path through any
-/// state, with the code that it takes next, may cost more or less than the best path to the reference state.
-/// In units of y squared; the search has room for kPairCostRoom.
+/// A bound of the costs in the search in pairs (pair_search.cuh), of all rows: how much a path through any state, with
+/// the code that it takes next, may cost more or less than the best path to the reference state. In units of y squared;
+/// the search has room for pair_cost_room().
 ///
 /// Let o be the codes before the last m ones on the best path to a state A. The best path to a state B costs at most
 /// what B costs behind o. So the difference of the two is at most a function of A, B, o and the gains of the last m
-/// steps, which are linear in y. Its largest value has each y at an end of its range.
+/// steps, which are linear in y; it is largest with each y at an end of its range.
 double pair_cost_bound(const IntegerSearch& search, int reference);
 /// Costs have 14 bits and a sign, beside the two bits of dropped codes; less a unit for the rounding of costs and
 /// gains.

@@ -78,7 +78,7 @@ Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, Code
                                     : launch_write<Side, Side, T>(launch, part, first_job, jobs, stream);
       return cuda_status(error, "quantize_write: coded rows: launch");
     });
-    if (status.ok() && rows.pair_memory > 0) status = run_pairs(part, jobs, launch.overlapping, stream);
+    if (status.ok() && rows.pair_memory > 0) status = run_pairs(part, jobs, stream);
   }
   return status;
 }

@@ -18,7 +18,6 @@ namespace kvq::write {
 template <int kMemory>
 struct PairSearch {
   static constexpr int kStates = 1 << 2 * kMemory, kCodes = 4, kSteps = kWarmUp + kPairHeadDim;
-  static constexpr PairBlock kLayout{kMemory};
   /// With 64 states there are no registers for what steps cost: they are loaded in each step.
   static constexpr bool kHolds = kMemory < 3;
   /// What the paths to some states dropped: two bits each, the first state lowest, of 16 states a word of each row. Of
@@ -53,8 +52,8 @@ struct PairSearch {
     for (unsigned& each : cost) each = kMiddle;
   }
 
-  /// Two numbers with signs in halves, as one that words can be added to: if the lower one is negative, the carry that
-  /// its addition makes is taken from the upper one.
+  /// Two numbers with signs in halves, as one word that is added to costs: if the lower one is negative, its addition
+  /// carries into the upper one, from which that carry is taken beforehand.
   static __device__ __forceinline__ unsigned addend(unsigned halves) { return halves - 2 * (halves & 0x8000u); }
 
   /// Codes keep their place in a register's number while they get older: the newest code takes that of the dropped one.
@@ -107,6 +106,7 @@ struct PairSearch {
         const unsigned dropped = best & 0x00030003u;
         halves[first / 8] = halves[first / 8] * 4 + dropped;
         const int place = inner_place + e * stride(kMemory - 1, kPhase);
+        // A product, because the pipe of minima is the busier one.
         cost[place] = kMemory == 1 ? best - dropped : dropped * minus_one + best + inner[e];
       }
       const auto of_16_states = [&](int number, int row) {
@@ -150,7 +150,6 @@ __global__ void __launch_bounds__(32, kMemory == 3 ? 12 : 16)
   const int head = value ? job - p.num_kv_heads : job;
   Search::make_costs(PairTables(value ? p.v.code : p.k.code, head, kMemory).windows, costs, lane);
   __syncwarp();
-  wait_for_kernels_before(false);
 
   std::byte* block = p.pairs.block(job, static_cast<int>(blockIdx.x));
   const auto* gains = reinterpret_cast<const uint2*>(block) + lane;

@@ -182,7 +182,6 @@ __global__ void __launch_bounds__(32, 16) pair_store_kernel(const __grid_constan
 #pragma unroll
   for (int i = 0; i < kOwnWindows; ++i) own_values[i] = __ldg(values + (lane + 32 * i) % Shared::kWindows);
   const float gain = __ldg(&from.code.heads[head].segments[0].gain);
-  wait_for_kernels_before(p.holds_next);
   const std::byte* block = p.pairs.block(job, static_cast<int>(blockIdx.x));
   follow_paths<kMemory>(block, shared, lane);
 #pragma unroll

@@ -30,7 +30,7 @@ Status plan_pairs(int memory) {
   });
 }
 
-Status run_pairs(const WriteParams& params, int jobs, bool overlapping, CUstream_st* stream) {
+Status run_pairs(const WriteParams& params, int jobs, CUstream_st* stream) {
   return with_memory(params.pairs.memory, [&](auto known) {
     const dim3 grid(static_cast<unsigned>(params.pairs.blocks_of_job), static_cast<unsigned>(jobs));
     cudaError_t error = launch_kernel(write::pair_search_kernel<known.value>, grid, 32, 0, false, stream, params);
