@@ -34,10 +34,12 @@ Status plan_coded_write(WriteLaunch& launch) {
   return status;
 }
 
-/// How many tokens of a call are searched in pairs at once: as many for each round. 0: none.
-inline int tokens_of_round(const WriteLaunch& launch, const WriteParams& p, int memory, int jobs) {
-  if (std::int64_t{p.num_tokens} * jobs < launch.least_pair_rows || p.workspace == nullptr) return 0;
-  const auto block = static_cast<std::size_t>(PairBlock{memory}.bytes());
+/// How many tokens of a call a side's kernels take at once: as many in each round; 0: the generic kernel takes them.
+/// @param jobs  that share the launch
+inline int tokens_of_round(const WriteLaunch& launch, const WriteParams& p, CodedRows rows, int jobs) {
+  if (rows.codebook_bits > 0) return p.num_tokens;
+  if (rows.pair_memory == 0 || std::int64_t{p.num_tokens} * jobs < launch.least_pair_rows || !p.workspace) return 0;
+  const auto block = static_cast<std::size_t>(PairBlock{rows.pair_memory}.bytes());
   const auto room = static_cast<std::int64_t>(
       std::min<std::size_t>(p.workspace_bytes / (static_cast<std::size_t>(jobs) * block), 1 << 24));
   const std::int64_t blocks = (p.num_tokens - 1) / PairBlock::kTokens + 1;
@@ -58,22 +60,17 @@ WriteParams tokens_of(const WriteParams& p, int first, int count) {
 }
 
 /// Writes the jobs from `first_job` on, which have the same CodedRows and WriteKind.
+/// @param tokens  tokens_of_round()
 template <typename T>
-Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, CodedRows rows, int first_job, int jobs,
-                      CUstream_st* stream) {
-  const bool both = jobs > params.num_kv_heads, value = first_job > 0;
-  const int tokens = rows.pair_memory > 0 ? tokens_of_round(launch, params, rows.pair_memory, jobs) : params.num_tokens;
-  if (!rows.any() || tokens == 0) {
-    Status status = run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
-    if (both && status.ok()) status = run_generic_write(launch, params, true, std::is_same_v<T, __nv_bfloat16>, stream);
-    return status;
-  }
+Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, CodedRows rows, int tokens, int first_job,
+                      int jobs, CUstream_st* stream) {
+  if (tokens == 0) return run_generic_write(launch, params, first_job, jobs, std::is_same_v<T, __nv_bfloat16>, stream);
   Status status;
   for (int first = 0; status.ok() && first < params.num_tokens; first += tokens) {
     WriteParams part = tokens_of<T>(params, first, tokens);
     part.pairs = {params.workspace, (part.num_tokens - 1) / PairBlock::kTokens + 1, first_job, rows.pair_memory};
     status = with_coded_side(rows, [&]<typename Side>(Side) {
-      const cudaError_t error = kind_of(value ? params.v : params.k) == WriteKind::dense
+      const cudaError_t error = kind_of(first_job > 0 ? params.v : params.k) == WriteKind::dense
                                     ? launch_dense_write<Side, Side, T>(launch, part, first_job, jobs, stream)
                                     : launch_write<Side, Side, T>(launch, part, first_job, jobs, stream);
       return cuda_status(error, "quantize_write: coded rows: launch");
@@ -89,11 +86,15 @@ Status run_coded_write(const WriteLaunch& launch, const WriteParams& given, CUst
   WriteParams params = given;
   params.k_tile_bytes = launch.format.k.bytes(), params.v_tile_bytes = launch.format.v.bytes();
   params.k_segments = launch.format.k;
+  const CodedRows &k = launch.k_rows, &v = launch.v_rows;
   const int heads = params.num_kv_heads;
-  if (launch.k_rows == launch.v_rows && kind_of(params.k) == kind_of(params.v))
-    return run_coded_jobs<T>(launch, params, launch.k_rows, 0, 2 * heads, stream);
-  const Status status = run_coded_jobs<T>(launch, params, launch.k_rows, 0, heads, stream);
-  return status.ok() ? run_coded_jobs<T>(launch, params, launch.v_rows, heads, heads, stream) : status;
+  const bool together = k == v && kind_of(params.k) == kind_of(params.v);
+  const int jobs = together ? 2 * heads : heads;
+  const int k_tokens = tokens_of_round(launch, params, k, jobs), v_tokens = tokens_of_round(launch, params, v, jobs);
+  if (together || (k_tokens == 0 && v_tokens == 0))
+    return run_coded_jobs<T>(launch, params, k, k_tokens, 0, 2 * heads, stream);
+  const Status status = run_coded_jobs<T>(launch, params, k, k_tokens, 0, heads, stream);
+  return status.ok() ? run_coded_jobs<T>(launch, params, v, v_tokens, heads, heads, stream) : status;
 }
 
 template <typename T>

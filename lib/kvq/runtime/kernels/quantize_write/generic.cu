@@ -364,11 +364,10 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
 
 }  // namespace generic
 
-Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, bool value, bool bf16,
+Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, bool bf16,
                          CUstream_st* stream) {
-  const int heads = params.num_kv_heads;
-  return bf16 ? generic::run_jobs<__nv_bfloat16>(launch, params, value ? heads : 0, heads, stream)
-              : generic::run_jobs<__half>(launch, params, value ? heads : 0, heads, stream);
+  return bf16 ? generic::run_jobs<__nv_bfloat16>(launch, params, first_job, jobs, stream)
+              : generic::run_jobs<__half>(launch, params, first_job, jobs, stream);
 }
 
 WriteVariant generic_write(const CacheFormat& format, bool bf16) {

@@ -121,7 +121,8 @@ Status run_write(const WriteLaunch& launch, const WriteParams& given, CUstream_s
       Status status;
       for (const bool value : {false, true})
         if (kind == WriteKind::dense && status.ok() && (value ? first_job + jobs > heads : first_job == 0))
-          status = run_generic_write(launch, params, value, std::is_same_v<T, __nv_bfloat16>, stream);
+          status =
+              run_generic_write(launch, params, value ? heads : 0, heads, std::is_same_v<T, __nv_bfloat16>, stream);
       if (kind == WriteKind::dense) return status;
     } else if (kind == WriteKind::dense) {
       return cuda_status(launch_dense_write<K, V, T>(launch, params, first_job, jobs, stream),

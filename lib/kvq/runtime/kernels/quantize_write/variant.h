@@ -64,8 +64,8 @@ WriteVariant coded_write(const CacheFormat& format, CodedRows k, CodedRows v, bo
 /// several rounds. 0 for all other variants.
 std::size_t write_workspace_bytes(const WriteVariant& variant, int num_kv_heads, int num_tokens);
 
-/// generic_write() of one side. @param launch  of generic_write()
-Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, bool value, bool bf16,
+/// generic_write() of some jobs: the keys of all heads, then the values. @param launch  of generic_write()
+Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, bool bf16,
                          CUstream_st* stream);
 
 /// Checks the preconditions of a launch. Host only; reads no device memory.
