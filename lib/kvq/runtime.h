@@ -579,7 +579,7 @@ KVQ_API kvq_status kvq_plan_kernel(const kvq_plan* plan, int32_t layer, int32_t 
  * needs no initialization and holds nothing between calls. So consecutive calls of any layers, kernels and plans may
  * share one workspace that is large enough for each of them; concurrent calls may not.
  * Writes use a workspace for rows of trellis codes only, and do not need it: with fewer bytes than told, a call takes
- * its tokens in several rounds; with none, it takes a kernel that is up to four times slower for many tokens.
+ * its tokens in several rounds; with none, it takes a kernel that needs several times as long for many tokens.
  * @param kernel  kvq_kernel */
 KVQ_API kvq_status kvq_plan_workspace_bytes(const kvq_plan* plan, int32_t kernel, size_t* bytes, kvq_error* error);
 

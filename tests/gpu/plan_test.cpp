@@ -208,7 +208,7 @@ TEST_CASE("Handles may be destroyed in every order", "[runtime][gpu][api][emulat
 }
 
 TEST_CASE("A write with a workspace of any size stores what one without stores", "[runtime][gpu][api][emulated]") {
-  constexpr int kTokens = 2100, kWidth = 4 * 128;  // rows enough for two rounds of the search in pairs
+  constexpr int kTokens = 2700, kWidth = 4 * 128;  // rows enough for two rounds of the search in pairs
   Artifact artifact = served_artifact({}, 0);
   for (TensorPlan* side : {&artifact.layers[0].k, &*artifact.layers[0].v}) {
     *side = TensorPlan{};
@@ -237,9 +237,9 @@ TEST_CASE("A write with a workspace of any size stores what one without stores",
   auto error = runtime::init<kvq_error>();
   const auto written = [&](int tokens, void* memory, std::size_t bytes) {
     runtime::PagedCache cache(*engine.model, *engine.device_model,
-                              {.num_pages = 140, .max_sequences = 1, .max_tokens = kTokens}, nullptr);
+                              {.num_pages = 180, .max_sequences = 1, .max_tokens = kTokens}, nullptr);
     const std::int64_t page_bytes = engine.model->layer(0).page_bytes;
-    check_cuda(cudaMemset(cache.pages(0), 0xA5, static_cast<std::size_t>(140 * page_bytes)), "cudaMemset");
+    check_cuda(cudaMemset(cache.pages(0), 0xA5, static_cast<std::size_t>(180 * page_bytes)), "cudaMemset");
     cache.create();
     REQUIRE(cache.step(std::vector<Growth>{{0, tokens}}, nullptr));
     kvq_write_args a = cache.write_args();

@@ -19,7 +19,7 @@ struct CodedRows {
 };
 
 /// Rows, of all heads and sides of a call, from which on the search in pairs is faster than row by row.
-constexpr int kLeastPairRows = 8192;
+constexpr int kLeastPairRows = 10240;
 
 /// Properties of one variant on one device, for launches; WriteVariant::plan() fills it.
 struct WriteLaunch {
