@@ -12,7 +12,7 @@ import pytest
 from kernel_table import tuned_kernels
 from kvq_tools import BIN, ROOT, run, succeed
 
-UNSUPPORTED, CHECK_FAILED = 5, 6
+USAGE, UNSUPPORTED, CHECK_FAILED = 2, 5, 6
 SINKS, RECENT, KV_HEADS = 64, 256, 8
 LEAST_BYTES, MOST_SETS = 300_000_000, 256
 VARIANTS = tuned_kernels(few=True)  # builds with all kernels have these, too
@@ -261,6 +261,17 @@ def test_a_head_dim_that_is_not_built_is_answered_with_those_that_are():
     assert result.code == UNSUPPORTED and result.stderr.endswith(
         f"hint: built are head_dim {', '.join(map(str, dims))}\n"
     )
+
+
+@needs_tool
+def test_a_write_of_trellis_codes_has_room_for_fewer_tokens_or_none():
+    flags = ("write", "--k", "w8n1", "--tokens", 8192, "--hadamard", 128, "--memory", 2)
+    for tokens in (0, 4096):
+        text = succeed("kvq-bench", *flags, "--workspace-tokens", tokens, "--dry-run").stdout
+        assert f"128, memory 2, room {tokens} " in text
+    assert "room" not in succeed("kvq-bench", *flags, "--dry-run").stdout
+    result = run("kvq-bench", *flags, "--workspace-tokens", -1, "--dry-run")
+    assert result.code == USAGE and "--workspace-tokens" in result.stderr
 
 
 @needs_tool

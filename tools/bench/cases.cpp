@@ -109,7 +109,7 @@ std::string rotation_name(const WriteCase& c) {
       c.dense ? c.transform ? "transform" : "dense" : fmt::format("{}{}", c.order, c.transform ? " scaled" : "");
   if (is_linear_format(c.variant->k) || is_linear_format(c.variant->v))
     return fmt::format("{}, memory {}{}", rotation, c.memory,
-                       c.workspace_tokens ? fmt::format(", room for {}", *c.workspace_tokens) : "");
+                       c.workspace_tokens ? fmt::format(", room {}", *c.workspace_tokens) : "");
   if (c.variant->k.index_bytes > 0 && c.centroids != WriteCase{}.centroids)
     return fmt::format("{}, C = {}", rotation, c.centroids);
   return c.clip_ratio < 1.0 ? fmt::format("{}, {}", rotation, c.clip_ratio) : rotation;

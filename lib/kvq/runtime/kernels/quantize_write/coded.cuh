@@ -107,7 +107,7 @@ WriteVariant coded_write_variant(const char* name, const CacheFormat& format, Co
                        std::is_same_v<T, __nv_bfloat16>,
                        plan_coded_write<T>,
                        run_coded_write<T>,
-                       k.any() && v.any()};
+                       k.codebook_bits > 0 && v.codebook_bits > 0};
   variant.k_rows = k, variant.v_rows = v;
   return variant;
 }

@@ -41,7 +41,7 @@ Status run_pairs(const WriteParams& params, int jobs, CUstream_st* stream) {
 }
 
 std::size_t write_workspace_bytes(const WriteVariant& variant, int num_kv_heads, int num_tokens) {
-  const auto blocks = static_cast<std::size_t>((num_tokens + PairBlock::kTokens - 1) / PairBlock::kTokens);
+  const std::size_t blocks = (static_cast<std::size_t>(num_tokens) + PairBlock::kTokens - 1) / PairBlock::kTokens;
   // Sides with one memory are searched together, others one after the other.
   const auto of_side = [&](int memory) {
     return memory == 0

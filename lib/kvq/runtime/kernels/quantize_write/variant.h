@@ -39,7 +39,7 @@ struct WriteVariant {
   bool bf16 = true;                         ///< input rows are bfloat16, else fp16
   Status (*plan_kernel)(WriteLaunch& launch) = nullptr;
   Status (*run)(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) = nullptr;
-  bool tuned = true;                   ///< both sides; else one or both are written by the generic kernel
+  bool tuned = true;  ///< both sides, of any number of tokens; else the generic kernel writes one or both
   CodedRows k_rows = {}, v_rows = {};  ///< of coded_write()
 
   /// Fills `launch` for the current device.
