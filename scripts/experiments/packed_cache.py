@@ -104,10 +104,12 @@ class PackedCache:
             max_prefill_batch=s.batch if prefill else 0,
             max_prefill_queries=s.step if prefill else 0,
             max_prefill_keys=s.tokens if prefill else 0,
+            max_write_tokens=s.batch * s.step,
         )
         self.plan = self._made("kvq_plan_destroy", "kvq_plan_create", self.model, options)
         kernel = rt.PREFILL if prefill else rt.DECODE
-        count = self.runtime.made("kvq_plan_workspace_bytes", self.plan, kernel).value
+        # Writes and attention follow each other, so they share a workspace.
+        count = max(self.runtime.made("kvq_plan_workspace_bytes", self.plan, each).value for each in (kernel, rt.WRITE))
         self.workspace, self.workspace_bytes = self._bytes(count), count
         kinds = set()
         for layer in self.layers:
@@ -248,6 +250,8 @@ class PackedCache:
             v=v.data_ptr(),
             slot_mapping=self.slot_mapping.data_ptr(),
             window_mapping=address(self.window_mapping),
+            workspace=self.workspace.data_ptr(),
+            workspace_bytes=self.workspace_bytes,
         )
         self.runtime.call("kvq_write_run", self.plan, self.cache, layer, args, self.stream)
 

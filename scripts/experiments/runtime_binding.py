@@ -17,7 +17,7 @@ from kvq.errors import EXIT_BUG, EXIT_INPUT, EXIT_UNSUPPORTED, KvqError, one_lin
 
 FILE, MAJOR = "libkvq_runtime.so", 3
 OK, UNSUPPORTED, MISMATCH, IO = 0, 2, 3, 4  # kvq_status
-DECODE, PREFILL = 0, 3  # kvq_kernel
+DECODE, WRITE, PREFILL = 0, 1, 3  # kvq_kernel
 ACTIVATIONS = {"bf16": 0, "fp16": 1}  # kvq_activation
 WITHOUT_WINDOWS = 1  # kvq_model_flags
 
