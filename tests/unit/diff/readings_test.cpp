@@ -169,22 +169,21 @@ TEST_CASE("Another search of a trellis has other codes", "[diff]") {
   CHECK_THAT(change, Contains("-> 2-bit trellis m1 g8"));
 }
 
-TEST_CASE("Changed widths are distances of layers and heads, "[diff]") {
+TEST_CASE("Changed widths are distances of layers and heads", "[diff]") {
   const Artifact before = test::featured_artifact();
   Artifact after = before;
   bool changed = false;
   for (LayerPlan& layer : after.layers)
     if (!changed && layer.k.allocation && !layer.k.allocation->block_bits.empty()) {
-  std::uint8_t& bits = layer.k.allocation->block_bits[0];
-  bits = static_cast<std::uint8_t>(bits == 2 ? 3 : 2);
-  changed = true;
+      std::uint8_t& bits = layer.k.allocation->block_bits[0];
+      bits = static_cast<std::uint8_t>(bits == 2 ? 3 : 2);
+      changed = true;
     }
   REQUIRE(changed);
   const ArtifactDiff diff = diff_artifacts(before, after);
   CHECK(readings_of(diff.readings, "allocation.hamming").at(0).after > 0.0);
   const auto heads = readings_of(diff.readings, "heads.allocation.hamming");
-  CHECK(std::count_if(heads.begin(), heads.end(), [](const Reading& own) {
-  return own.after > 0.0; }) == 1);
+  CHECK(std::count_if(heads.begin(), heads.end(), [](const Reading& own) { return own.after > 0.0; }) == 1);
 }
 
 TEST_CASE("Measured readings name each metric of means, layers and heads", "[diff]") {
