@@ -103,14 +103,16 @@ void serve(const std::string& path, int rank) {
   PagedCache cache(model, device_model, {.num_pages = pages, .max_sequences = 3, .max_tokens = kPrompts}, stream);
   const std::int32_t long_one = cache.create(), short_one = cache.create();
 
-  // One plan serves all layers and calls. The workspace serves both kinds of attention, because the calls follow each
-  // other on one stream.
+  // One plan serves all layers and calls. The workspace serves all kinds of calls, because they follow each other on
+  // one stream. Writes use it for trellis codes only.
   auto calls = init<kvq_plan_options>();
   calls.max_batch = calls.max_prefill_batch = 2;
   calls.max_prefill_queries = calls.max_prefill_keys = kLongPrompt;
+  calls.max_write_tokens = kPrompts;
   const Plan plan(model, calls);
   const DeviceArray<std::byte> workspace(
-      std::max(plan.workspace_bytes(KVQ_KERNEL_DECODE), plan.workspace_bytes(KVQ_KERNEL_PREFILL)));
+      std::max({plan.workspace_bytes(KVQ_KERNEL_DECODE), plan.workspace_bytes(KVQ_KERNEL_PREFILL),
+                plan.workspace_bytes(KVQ_KERNEL_WRITE)}));
 
   // Rows of this rank's heads. Every layer has the same, and each step takes the next ones.
   const kvq_layer_info layer_info = model.layer(0);
@@ -133,8 +135,8 @@ void serve(const std::string& path, int rank) {
     prefill.q = decode.q = q.get() + next_row * q_row;
     write.k = prefill.k = k.get() + next_row * kv_row, write.v = prefill.v = v.get() + next_row * kv_row;
     prefill.out = decode.out = out.get();
-    prefill.workspace = decode.workspace = workspace.get();
-    prefill.workspace_bytes = decode.workspace_bytes = workspace.bytes();
+    write.workspace = prefill.workspace = decode.workspace = workspace.get();
+    write.workspace_bytes = prefill.workspace_bytes = decode.workspace_bytes = workspace.bytes();
     for (int layer = 0; layer < kLayers; ++layer) {
       ran(plan.write(cache.handle(), layer, write, stream, &error));
       ran(is_prefill ? plan.prefill(cache.handle(), layer, prefill, stream, &error)
