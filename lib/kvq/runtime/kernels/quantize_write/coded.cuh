@@ -39,10 +39,9 @@ Status plan_coded_write(WriteLaunch& launch) {
 inline int tokens_of_round(const WriteLaunch& launch, const WriteParams& p, CodedRows rows, int jobs) {
   if (rows.codebook_bits > 0) return p.num_tokens;
   if (rows.pair_memory == 0 || std::int64_t{p.num_tokens} * jobs < launch.least_pair_rows || !p.workspace) return 0;
-  const auto block = static_cast<std::size_t>(PairBlock{rows.pair_memory}.bytes());
-  const auto room = static_cast<std::int64_t>(
-      std::min<std::size_t>(p.workspace_bytes / (static_cast<std::size_t>(jobs) * block), 1 << 24));
   const std::int64_t blocks = (p.num_tokens - 1) / PairBlock::kTokens + 1;
+  const std::size_t block_bytes = static_cast<std::size_t>(jobs) * PairBlock{rows.pair_memory}.bytes();
+  const std::int64_t room = std::min(static_cast<std::int64_t>(p.workspace_bytes / block_bytes), blocks);
   if (room < blocks && room * PairBlock::kTokens * jobs < launch.least_pair_rows) return 0;
   const std::int64_t rounds = (blocks - 1) / room + 1;
   return static_cast<int>((blocks - 1) / rounds + 1) * PairBlock::kTokens;
