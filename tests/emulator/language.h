@@ -242,3 +242,4 @@ inline unsigned __float2uint_rz(float x) {
 }
 float __fadd_rd(float a, float b);
 float __fmaf_rd(float a, float b, float c);
+float __double2float_ru(double x);

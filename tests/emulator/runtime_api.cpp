@@ -111,9 +111,10 @@ extern "C" void* __emutls_get_address(EmulatedVariable* variable) {
 // ---- Numbers that need another rounding ---------------------------------------------------------------------------
 
 namespace {
+/// @param mode  of <cfenv>
 template <typename Compute>
-float rounded_down(Compute compute) {
-  std::fesetround(FE_DOWNWARD);
+float rounded(int mode, Compute compute) {
+  std::fesetround(mode);
   const float result = compute();
   std::fesetround(FE_TONEAREST);
   return result;
@@ -121,16 +122,23 @@ float rounded_down(Compute compute) {
 }  // namespace
 float __fadd_rd(float a, float b) {
   const volatile float x = a, y = b;
-  return rounded_down([&]() -> float {
+  return rounded(FE_DOWNWARD, [&]() -> float {
     volatile float sum = x + y;
     return sum;
   });
 }
 float __fmaf_rd(float a, float b, float c) {
   const volatile float x = a, y = b, z = c;
-  return rounded_down([&]() -> float {
+  return rounded(FE_DOWNWARD, [&]() -> float {
     volatile float sum = std::fma(x, y, z);
     return sum;
+  });
+}
+float __double2float_ru(double x) {
+  const volatile double from = x;
+  return rounded(FE_UPWARD, [&]() -> float {
+    volatile float result = static_cast<float>(from);
+    return result;
   });
 }
 

@@ -122,6 +122,13 @@ __device__ __forceinline__ void ld_shared_v4(u32 address, u32& x, u32& y, u32& z
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(address));
 }
 
+/// A word from shared memory, as ld_shared_v4().
+__device__ __forceinline__ u32 ld_shared(u32 address) {
+  u32 x;
+  asm("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(address));
+  return x;
+}
+
 __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -138,6 +138,12 @@ inline void ld_shared_v4(u32 address, u32& x, u32& y, u32& z, u32& w) {
   std::memcpy(&x, from, 4), std::memcpy(&y, from + 4, 4), std::memcpy(&z, from + 8, 4), std::memcpy(&w, from + 12, 4);
 }
 
+inline u32 ld_shared(u32 address) {
+  u32 x;
+  std::memcpy(&x, shared_at(address, 4), 4);
+  return x;
+}
+
 struct MatrixLane {
   u32 address;
   u32* r;

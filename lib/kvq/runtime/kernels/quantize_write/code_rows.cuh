@@ -66,9 +66,24 @@ __device__ __forceinline__ void store_window_rows(const WriteParams& p, Rows<Sid
 template <typename Side>
 constexpr int kScratchBytes = 0;
 template <IsCodebook Side>
-constexpr int kScratchBytes<Side> = Side::side().bytes();
+constexpr int kScratchBytes<Side> = sizeof(CodebookScratch<Side>);
 template <HasSegments Side>
 constexpr int kScratchBytes<Side> = sizeof(SegmentScratch<Side::kHeadDim>);
+
+/// What a warp or block keeps of its head in shared memory.
+struct NoTables {
+  __device__ __forceinline__ void load(const RowCode&, int, int) {}
+};
+template <typename Side>
+struct TablesOfSide {
+  using Type = NoTables;
+};
+template <IsCodebook Side>
+struct TablesOfSide<Side> {
+  using Type = CodebookTables<Side::kBits>;
+};
+template <typename Side>
+using SideTables = typename TablesOfSide<Side>::Type;
 
 template <typename Side>
 __device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, int head_bytes, int side_offset) {
@@ -78,11 +93,12 @@ __device__ __forceinline__ PageTiles page_tiles(const WriteParams& p, int head, 
 
 /// Stores one warp's rows where their tokens are mapped to: as bfloat16 in the windows, quantized in the pages. Of rows
 /// of trellis codes, stores what their search needs in place of codes.
+/// @param tables   of the head
 /// @param scratch  kScratchBytes, aligned to 16 bytes; what lanes read there before may be overwritten
 template <typename Side>
 __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide& from, Rows<Side>& rows, bool value,
                                            Destinations to, int head, int head_bytes, int side_offset, int first_token,
-                                           std::byte* scratch, int lane) {
+                                           const SideTables<Side>& tables, std::byte* scratch, int lane) {
   if (__any_sync(kAll, to.window_row >= 0)) store_window_rows<Side>(p, rows, value, to, head, lane);
   if constexpr (IsTrellis<Side>) {
     store_gains<Side>(p, from, rows, value, head, first_token, lane);
@@ -90,7 +106,7 @@ __device__ __forceinline__ void store_rows(const WriteParams& p, const WriteSide
     const PageTiles tile_of = page_tiles<Side>(p, head, head_bytes, side_offset);
     const std::int64_t slots = checked_slot(p, to.slot);
     if constexpr (IsCodebook<Side>)
-      quantize_codebook_rows<Side>(rows, from.code, from.rule, head, slots, tile_of, value, scratch, lane);
+      quantize_codebook_rows<Side>(rows, tables, from.rule, slots, tile_of, value, scratch, lane);
     else if constexpr (HasSegments<Side>)
       quantize_segment_rows<Side>(rows, from.code, from.rule, head, p.k_segments, slots, tile_of, scratch, lane);
     else

@@ -154,6 +154,7 @@ template <typename Side, typename T>
 __device__ __forceinline__ void write_dense_side(const WriteParams& p, const WriteSide& from, bool value, int head,
                                                  int head_bytes, int side_offset, std::byte* shared) {
   constexpr int kDim = Side::kHeadDim;
+  __shared__ SideTables<Side> tables;
   using Block = DenseBlock<kDim>;
   constexpr bool kHasScratch = kScratchBytes<Side> > 0;
   static_assert(!kHasScratch || (Block::kResident && Block::kRowBytes >= kScratchBytes<Side>));
@@ -162,6 +163,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
   // The rotation belongs to the model, no kernel writes it. So it is copied while the kernels before still run.
   if constexpr (Block::kResident) copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
+  if (warp == 0) tables.load(from.code, head, lane);
   wait_for_kernels_before(p.holds_next);
   if constexpr (Block::kResident) __syncthreads();
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;
@@ -216,7 +218,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
         rows.x[i / 2][n / 4][n % 4 * 2 + i % 2] = c[n / kColumnBlockTiles][n % kColumnBlockTiles * 4 + i];
     if (from.center) subtract_center<Side>(rows, from.center + head * kDim, lane & 3);
     auto* scratch = reinterpret_cast<std::byte*>(fetched);
-    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, first_token, scratch, lane);
+    store_rows<Side>(p, from, rows, value, to, head, head_bytes, side_offset, first_token, tables, scratch, lane);
     if (kHasScratch && first + stride < p.num_tokens) fetch(first_token + stride, 0);
   }
 }

@@ -34,14 +34,18 @@ __device__ __forceinline__ WriteJob write_job(const WriteParams& p, bool value, 
 
 constexpr int blocks_of_multiprocessor(int head_dim) { return head_dim > 128 ? 2 : 4; }
 
-/// Shared memory of one warp. Each lane reads only words that it stored itself, so no barrier is needed.
-template <int kDim, bool kScaled>
+/// Shared memory of one warp. Of rows and matrices, each lane reads only words that it stored itself, so no barrier is
+/// needed.
+template <typename Side, bool kScaled>
 struct WarpShared {
+  static constexpr int kDim = Side::kHeadDim, kScratch = kScratchBytes<Side>;
   /// A matrix with factors is kept if there is room for it, else computed for each run.
   static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
   uint4 rows[2 * kDim / 32][32];                                       ///< the next rows (prefetch)
   uint4 matrix[32];                                                    ///< matrix_operand() of the warp's side
   uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of its head
+  uint4 scratch[kScratch > 0 ? (kScratch + 15) / 16 : 1];              ///< kScratchBytes
+  SideTables<Side> tables;                                             ///< of its head
 };
 
 /// Factors of the lane's channels.
@@ -77,12 +81,10 @@ struct WriteRuns {
 
 /// Rotates, quantizes and stores a warp's rows, which fetch_rows() copies to shared memory.
 /// @param part  see load_destinations()
-/// @param next  starts the copies of the next rows. It is called behind the rotation: earlier or later is slower. Only
-/// rows with kScratchBytes need the room of the rows first
-template <typename Side, typename T, bool kScaled, typename Next>
+/// @param next  starts the copies of the next rows. It is called behind the rotation: earlier or later is slower
+template <typename Side, typename T, bool kScaled, typename Shared, typename Next>
 __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide& from, const WriteJob& job,
-                                           int first_token, int part, WarpShared<Side::kHeadDim, kScaled>& shared,
-                                           Next next, int lane) {
+                                           int first_token, int part, Shared& shared, Next next, int lane) {
   constexpr int kSteps = Side::kHeadDim / 32;
   const Destinations to = load_destinations<Side>(p, first_token, part, lane);
   uint4 raw[2][kSteps];
@@ -95,7 +97,7 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
   Rows<Side> rows;
   const uint4 matrix = shared.matrix[lane];
   const auto scaled = [&](int index) {
-    if constexpr (WarpShared<Side::kHeadDim, kScaled>::kKeepsScaled) return shared.scaled[index][lane];
+    if constexpr (Shared::kKeepsScaled) return shared.scaled[index][lane];
     return ScaledMatrix<Side::kHeadDim>::template operand<T>(factors_of(from, job.head, Side::kHeadDim, lane), matrix,
                                                              index);
   };
@@ -115,12 +117,10 @@ __device__ __forceinline__ void write_side(const WriteParams& p, const WriteSide
     return;
   }
   rotate_rows<Side, T, kScaled>(from, raw, matrix, scaled, job.head, lane, rows);
-  if (kScratchBytes<Side> == 0) next();
+  next();
   if (from.clip_ranks) rows.clip_rank = from.clip_ranks[job.head];
-  auto* scratch = reinterpret_cast<std::byte*>(shared.rows);
-  static_assert(sizeof(shared.rows) >= static_cast<std::size_t>(kScratchBytes<Side>));
-  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, first_token, scratch, lane);
-  if (kScratchBytes<Side> > 0) next();
+  store_rows<Side>(p, from, rows, job.value, to, job.head, job.head_bytes, job.side_offset, first_token, shared.tables,
+                   reinterpret_cast<std::byte*>(shared.scratch), lane);
 }
 
 /// Each warp loops over its runs and prefetches its next rows. Grid: any with at least one warp for each job. If the
@@ -130,7 +130,8 @@ template <typename K, typename V, typename T, bool kScaled>
 __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHeadDim))
     quantize_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ WriteRuns runs) {
   static_assert(K::kHeadDim == V::kHeadDim);
-  using Shared = WarpShared<K::kHeadDim, kScaled>;
+  static_assert(kScratchBytes<K> == kScratchBytes<V> && std::is_same_v<SideTables<K>, SideTables<V>>);
+  using Shared = WarpShared<K, kScaled>;
   __shared__ Shared all_shared[kWarps];
   const int lane = static_cast<int>(threadIdx.x) & 31, warp = static_cast<int>(threadIdx.x) >> 5;
   Shared& shared = all_shared[warp];
@@ -143,6 +144,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   {
     const WriteSide& from = is_value ? p.v : p.k;
     shared.matrix[lane] = matrix_operand<T>(from.order, lane);
+    shared.tables.load(from.code, runs.head(own_job), lane);
     if constexpr (Shared::kKeepsScaled) {  // needs no wait: factors belong to the model, no kernel writes them
       const std::uint16_t* factors = factors_of(from, runs.head(own_job), K::kHeadDim, lane);
 #pragma unroll  // so that the loads of all factors are in flight at once

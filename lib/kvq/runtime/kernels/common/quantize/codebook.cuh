@@ -4,6 +4,8 @@
 #include <kvq/plan/table_layout.h>
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/device/compare.cuh>
+#include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/quantize/boundaries.cuh>
 #include <kvq/runtime/kernels/common/quantize/encode.cuh>
 #include <kvq/runtime/kernels/common/quantize/store.cuh>
 
@@ -23,96 +25,139 @@ struct CodebookSide {
 template <typename Side>
 concept IsCodebook = requires { requires Side::kCodebook; };
 
-/// Codes of one token's row as bytes: word [j][h] has the channels 32 j + 8 t + 4 h + i of lane t.
-template <typename Side>
-using CodeBytes = unsigned[Side::kHeadDim / 32][2];
+/// A head's codebook, in shared memory.
+template <int kBits>
+struct CodebookTables {
+  static constexpr int kEntries = 1 << kBits;
+  double factors[kEntries];  ///< boundary_factor() of each threshold; the last one is not used
+  float squares[kEntries];   ///< of the entries
 
-/// Quantizes a token's row. All lanes of the warp call it. @param x  becomes x / scale
-/// @param table   [2^b] entries, then [2^b - 1] thresholds
-/// @param rule    norm or rms
-/// @param finite  whether all channels are, else the row is poisoned
-/// @return        bits of the scale
-template <typename Side>
-__device__ __forceinline__ unsigned encode_codebook(float (&x)[Side::kHeadDim / 32][8], const float* table,
-                                                    ScaleRule rule, bool finite, CodeBytes<Side>& codes) {
-  constexpr int kSteps = Side::kHeadDim / 32, kEntries = 1 << Side::kBits;
-  const float energy = tree_sum<Side>(0, [&](int j, int e) { return __fmul_rn(x[j][e], x[j][e]); });
-  unsigned short rms_bits, norm_bits;
-  const float scale = stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(energy, static_cast<float>(Side::kGroup))), rms_bits);
-  const float reciprocal = scale > 0.0f ? __frcp_rn(scale) : 0.0f;
-#pragma unroll
-  for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[j][e] = divide(x[j][e], scale, reciprocal);
-  // Codes are counted in the low bits of floats, because additions of floats leave the pipe of comparisons free.
-  constexpr float kMagic = 8388608.0f;  // 2^23
-  float counts[kSteps][8];
-#pragma unroll
-  for (int i = 0; i < kEntries - 1; ++i) {
-    const float threshold = __ldg(table + kEntries + i);
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        if (i == 0) counts[j][e] = kMagic;
-        counts[j][e] += ptx::at_least(x[j][e], threshold);
-      }
+  /// All lanes of a warp call it; a barrier has to follow.
+  __device__ __forceinline__ void load(const RowCode& code, int head, int lane) {
+    const float* table = code.tables + __ldg(&code.heads[head].segments[0].table);
+    if (lane >= kEntries) return;
+    const float entry = __ldg(table + lane);
+    squares[lane] = __fmul_rn(entry, entry);
+    factors[lane] = lane < kEntries - 1 ? boundary_factor(__ldg(table + kEntries + lane)) : 0.0;
   }
-  const auto code_of = [&](int j, int e) { return __float_as_uint(counts[j][e]); };
-#pragma unroll
-  for (int j = 0; j < kSteps; ++j)
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-      codes[j][h] = __byte_perm(__byte_perm(code_of(j, 4 * h), code_of(j, 4 * h + 1), 0x0040),
-                                __byte_perm(code_of(j, 4 * h + 2), code_of(j, 4 * h + 3), 0x0040), 0x5410);
-  const float n = tree_sum<Side>(0, [&](int j, int e) {
-    const float level = __ldg(table + (code_of(j, e) & 0xFFu));
-    return __fmul_rn(level, level);
-  });
-  stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(energy, n)), norm_bits);
-  if (finite && scale > 0.0f) return rule == ScaleRule::norm && n > 0.0f ? norm_bits : rms_bits;
-#pragma unroll
-  for (auto& words : codes) words[0] = words[1] = finite ? 0x01010101u << (Side::kBits - 1) : 0u;
-  return finite ? 0u : 0x7E00u;
-}
+};
 
-/// Bits `bit` of a word of four codes, as its four lowest bits.
-__device__ __forceinline__ unsigned plane_of(unsigned codes, int bit) {
-  return (codes >> bit & 0x01010101u) * 0x01020408u >> 24;
-}
-/// The two lowest bits of four codes, as a byte.
-__device__ __forceinline__ unsigned pairs_of(unsigned codes) { return (codes & 0x03030303u) * 0x01041040u >> 24; }
-
-/// Stores a lane's part of a row in the tile in shared memory. @param token  of the tile
+/// Shared memory of a warp.
 template <typename Side>
-__device__ __forceinline__ void lay_out(const CodeBytes<Side>& codes, unsigned scale, std::byte* tile, int token,
-                                        bool value, int t) {
+struct CodebookScratch {
+  alignas(16) std::byte tile[Side::side().bytes()];
+  alignas(16) float boundaries[8][1 << Side::kBits];  ///< of eight tokens: boundary() of each threshold
+};
+
+/// A code and what its bits are made of, as floats, because additions of floats leave the pipe of comparisons free.
+template <int kBits>
+struct CountedCode {
+  static constexpr int kLow = kBits < 3 ? kBits : 3;
+  float low[kLow];  ///< [i]: the lowest three bits of the code, without the lowest i of them
+  float top;        ///< of four bits: the highest one
+
+  __device__ __forceinline__ float code() const { return kBits == 4 ? fmaf(top, 8.0f, low[0]) : low[0]; }
+};
+
+/// Counts the boundaries up to x. Of 15 boundaries, the middle one decides which seven of the others are left.
+template <int kBits>
+__device__ __forceinline__ CountedCode<kBits> count_boundaries(float x, const float (&boundaries)[1 << kBits]) {
+  constexpr int kLow = CountedCode<kBits>::kLow, kCompared = (1 << kLow) - 1;
+  CountedCode<kBits> result;
+  const bool is_upper = kBits == 4 && x >= boundaries[7];
+  result.top = is_upper ? 1.0f : 0.0f;
+  float reached[kCompared];
+#pragma unroll
+  for (int i = 0; i < kCompared; ++i) {
+    if constexpr (kBits == 4)
+      reached[i] = ptx::at_least(x, is_upper ? boundaries[8 + i] : boundaries[i]);
+    else
+      reached[i] = ptx::at_least(x, boundaries[i]);
+  }
+  // Without its lowest i bits, a count of ascending boundaries is that of each 2^i-th of them.
+#pragma unroll
+  for (int i = kLow - 1; i >= 0; --i) {
+    result.low[i] = reached[(1 << i) - 1];
+    if (i < kLow - 1) result.low[i] += result.low[i + 1];
+#pragma unroll
+    for (int k = 3 << i; k <= kCompared; k += 2 << i) result.low[i] += reached[k - 1];
+  }
+  return result;
+}
+
+/// The lowest byte of an integer below 2^23.
+__device__ __forceinline__ std::byte byte_of(float x) {
+  return static_cast<std::byte>(__float_as_uint(x + 8388608.0f) & 0xFFu);
+}
+
+/// Stores a lane's codes of a step, the channels 32 j + 8 t + e, in the tile. The bits of a stored byte are those of
+/// several codes; sums of codes times powers of two have them in place, where codes overlap by bits that another sum
+/// takes away.
+/// @param token  of the tile
+template <typename Side>
+__device__ __forceinline__ void lay_out(const CountedCode<Side::kBits> (&codes)[8], std::byte* tile, int token,
+                                        bool value, int j, int t) {
   constexpr TileSide kSide = Side::side();
-  constexpr int kBits = Side::kBits;
-  const auto put = [&](int offset, unsigned byte) { tile[offset] = static_cast<std::byte>(byte & 0xFFu); };
+  constexpr int kBits = Side::kBits, kLow = CountedCode<kBits>::kLow;
+  const auto sum = [&](int first, int count, float base, auto term) {
+    float result = term(codes[first]), weight = base;
 #pragma unroll
-  for (int j = 0; j < Side::kHeadDim / 32; ++j) {
-    const unsigned low = codes[j][0], high = codes[j][1];
-    if (!value) {
+    for (int e = 1; e < count; ++e, weight *= base) result = fmaf(term(codes[first + e]), weight, result);
+    return result;
+  };
+  if (!value) {
+    const auto put = [&](int bit, float plane) {
+      tile[key_word_offset(kSide, token, j * kBits + bit) + t] = byte_of(plane);
+    };
+    float above = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kBits; ++i)
-        put(key_word_offset(kSide, token, j * kBits + i) + t, plane_of(low, i) | plane_of(high, i) << 4);
-      continue;
+    for (int i = kLow - 1; i >= 0; --i) {
+      const float of = sum(0, 8, 2.0f, [&](const auto& code) { return code.low[i]; });
+      put(i, i == kLow - 1 ? of : fmaf(above, -2.0f, of));
+      above = of;
     }
-    const auto put_value = [&](int byte, unsigned x) { put(value_byte_offset(kSide, token, 4 * kBits * j + byte), x); };
-    if constexpr (kBits == 4) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const unsigned four = h ? high : low, two = four | four >> 4;
-        put_value(4 * t + 2 * h, two), put_value(4 * t + 2 * h + 1, two >> 16);
-      }
-    } else {
-      put_value(2 * t, pairs_of(low)), put_value(2 * t + 1, pairs_of(high));
-      if constexpr (kBits == 3) put_value(8 + t, plane_of(low, 2) | plane_of(high, 2) << 4);
-    }
+    if constexpr (kBits == 4) put(3, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
+    return;
   }
-  if (t == 0)
-    *reinterpret_cast<unsigned short*>(tile + number_offset(kSide, token, 0, 0)) = static_cast<unsigned short>(scale);
+  const auto put = [&](int byte, float x) { tile[value_byte_offset(kSide, token, 4 * kBits * j + byte)] = byte_of(x); };
+  if constexpr (kBits == 4) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) put(4 * t + i, sum(2 * i, 2, 16.0f, [](const auto& code) { return code.code(); }));
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      put(2 * t + half, sum(4 * half, 4, 4.0f, [](const auto& code) {
+            return kBits == 3 ? fmaf(code.low[kLow - 1], -4.0f, code.low[0]) : code.low[0];
+          }));
+    if constexpr (kBits == 3) put(8 + t, sum(0, 8, 2.0f, [](const auto& code) { return code.low[kLow - 1]; }));
+  }
+}
+
+/// Makes the codes of a token's row and stores them in the tile. All lanes of the warp call it.
+/// @param squares  CodebookTables::squares
+/// @param token    of the tile
+/// @return  the sum of squares of the codes' entries
+template <typename Side>
+__device__ __forceinline__ float encode_codebook(const float (&x)[Side::kHeadDim / 32][8], const float* squares,
+                                                 CodebookScratch<Side>& scratch, int token, bool value, int lane) {
+  constexpr int kEntries = 1 << Side::kBits;
+  float boundaries[kEntries];
+#pragma unroll
+  for (int i = 0; i < kEntries; i += 4) {
+    const auto four = *reinterpret_cast<const float4*>(scratch.boundaries[lane / 4] + i);
+    boundaries[i] = four.x, boundaries[i + 1] = four.y, boundaries[i + 2] = four.z, boundaries[i + 3] = four.w;
+  }
+  // An address is an integer: the bits of a float that is so small are that number, times 2^-149.
+  const float first_square = __uint_as_float(ptx::shared_address(squares));
+  return tree_sum_of_steps<Side>(0, [&](int j, float(&y)[8]) {
+    CountedCode<Side::kBits> codes[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      codes[e] = count_boundaries<Side::kBits>(x[j][e], boundaries);
+      y[e] = __uint_as_float(ptx::ld_shared(__float_as_uint(fmaf(codes[e].code(), 0x4p-149f, first_square))));
+    }
+    lay_out<Side>(codes, scratch.tile, token, value, j, lane & 3);
+  });
 }
 
 /// Stores a tile from shared memory where its tokens go. All lanes of the warp call it.
@@ -153,28 +198,67 @@ __device__ __forceinline__ void store_tile(const std::byte* tile, std::int64_t s
 }
 
 /// Quantizes one warp's rows and stores them in pages.
-/// @param code     of the side
-/// @param scratch  room for a tile, aligned to 16 bytes; what lanes read there before may be overwritten
+/// @param tables   of the head
+/// @param rule     norm or rms
+/// @param slots    see store_tile()
+/// @param memory   room for a CodebookScratch, aligned to 16 bytes; what lanes read there before may be overwritten
 template <typename Side, typename TileOf>
-__device__ __forceinline__ void quantize_codebook_rows(Rows<Side>& rows, const RowCode& code, ScaleRule rule, int head,
-                                                       std::int64_t slots, TileOf tile_of, bool value,
-                                                       std::byte* scratch, int lane) {
-  const float* table = code.tables + __ldg(&code.heads[head].segments[0].table);
-  __syncwarp();
-  auto& x = rows.x[0];
-#pragma unroll 1  // so that the code stays in the instruction cache
+__device__ __forceinline__ void quantize_codebook_rows(Rows<Side>& rows, const CodebookTables<Side::kBits>& tables,
+                                                       ScaleRule rule, std::int64_t slots, TileOf tile_of, bool value,
+                                                       std::byte* memory, int lane) {
+  using Scratch = CodebookScratch<Side>;
+  constexpr int kEntries = 1 << Side::kBits;
+  auto& scratch = *reinterpret_cast<Scratch*>(memory);
+  float energies[2];
+#pragma unroll
   for (int r = 0; r < 2; ++r) {
+    auto& x = rows.x[r];
 #pragma unroll
     for (int j = 0; j < Rows<Side>::kSteps; ++j)
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[j][e] = (r == 0 ? x[j][e] : rows.x[1][j][e]) * rows.row_scale;
-    CodeBytes<Side> codes;
-    const bool finite = is_finite_row(x);
-    const unsigned scale = encode_codebook<Side>(x, table, rule, finite, codes);
-    lay_out<Side>(codes, scale, scratch, lane / 4 + 8 * r, value, lane & 3);
+      for (int e = 0; e < 8; ++e) x[j][e] *= rows.row_scale;
+    energies[r] = tree_sum<Side>(0, [&](int j, int e) { return __fmul_rn(x[j][e], x[j][e]); });
+  }
+  // What follows from sums is computed for both rows at once: lanes with an odd t have that of the token g + 8.
+  const int t = lane & 3, own_row = t & 1;
+  const float energy = own_row ? energies[1] : energies[0];
+  bool finite = true;
+  if (!__all_sync(kAll, is_finite(energy))) {
+    const bool first = is_finite_row(rows.x[0]), second = is_finite_row(rows.x[1]);
+    finite = own_row ? second : first;
+  }
+  unsigned short rms_bits, norm_bits;
+  const float scale = stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(energy, static_cast<float>(Side::kGroup))), rms_bits);
+  float own_squares = 0.0f;
+#pragma unroll 1  // so that the code stays in the instruction cache
+  for (int r = 0; r < 2; ++r) {
+    const float of_row = __shfl_sync(kAll, finite ? scale : __int_as_float(0x7FC00000), (lane & ~3) | r);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kEntries; k += 4) {
+      const int i = k + t;
+      // Codes are 2^(b-1) if the scale is 0, and 0 if a row is not finite.
+      float least = boundary(tables.factors[i], of_row);
+      if (!(of_row > 0.0f))
+        least = of_row == 0.0f ? __int_as_float(i < kEntries / 2 ? 0xFF800000 : 0x7F800000) : of_row;
+      scratch.boundaries[lane / 4][i] = least;
+    }
+    __syncwarp();
+    const float squares = encode_codebook<Side>(rows.x[0], tables.squares, scratch, lane / 4 + 8 * r, value, lane);
+    if (r == own_row) own_squares = squares;
+#pragma unroll
+    for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+      for (int e = 0; e < 8; ++e) rows.x[0][j][e] = rows.x[1][j][e];
+  }
+  stored<Side::kBfloat>(__fsqrt_rn(__fdiv_rn(energy, own_squares)), norm_bits);
+  if (t < 2) {
+    const bool is_norm = rule == ScaleRule::norm && own_squares > 0.0f;
+    const unsigned short bits = !finite ? 0x7E00 : !(scale > 0.0f) ? 0 : is_norm ? norm_bits : rms_bits;
+    *reinterpret_cast<unsigned short*>(scratch.tile + number_offset(Side::side(), lane / 4 + 8 * t, 0, 0)) = bits;
   }
   __syncwarp();
-  store_tile<Side>(scratch, slots, tile_of, value, lane);
+  store_tile<Side>(scratch.tile, slots, tile_of, value, lane);
   __syncwarp();
 }
 

@@ -18,15 +18,15 @@ template <int kBits>
 constexpr float kGaussianStep = kBits == 2 ? 0.9956867f : 0.3352006f;
 
 /// Sum over the group in the order of packing.md, neighbors first: eight channels of a lane, the four lanes, the steps.
-template <typename Side, typename Term>
-__device__ __forceinline__ float tree_sum(int group, Term term) {
+/// @param terms  (step of the row, array of the terms of the lane's eight channels)
+template <typename Side, typename Terms>
+__device__ __forceinline__ float tree_sum_of_steps(int group, Terms terms) {
   constexpr int kGroupSteps = Side::kStepsInGroup;
   float steps[kGroupSteps];
 #pragma unroll
   for (int j = 0; j < kGroupSteps; ++j) {
     float y[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) y[e] = term(group * kGroupSteps + j, e);
+    terms(group * kGroupSteps + j, y);
     float sum = kvq::tree_sum(y);
     sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 1));
     steps[j] = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, 2));
@@ -38,6 +38,14 @@ __device__ __forceinline__ float tree_sum(int group, Term term) {
     for (int j = 0; j < kGroupSteps; j += 2 * width)
       if (j + width < kGroupSteps) steps[j] = __fadd_rn(steps[j], steps[j + width]);
   return steps[0];
+}
+/// @param term  (step of the row, channel of the lane's eight)
+template <typename Side, typename Term>
+__device__ __forceinline__ float tree_sum(int group, Term term) {
+  return tree_sum_of_steps<Side>(group, [&](int j, float(&y)[8]) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[e] = term(j, e);
+  });
 }
 
 /// Whether all channels of a row are finite. All lanes of the warp call it.
