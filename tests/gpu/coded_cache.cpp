@@ -226,10 +226,14 @@ void plain_attention(const unsigned short* q, bool bf16, int dim, int v_dim, int
   lse = poisoned ? double{NAN} : any || sink ? largest + std::log(sum) : -INFINITY;
 }
 
+/// The larger one of an error before and that of a number.
+double largest_error(double before, double found, double expected) {
+  if (std::isnan(expected) || found == expected) return before;
+  return std::max(before, std::abs(found - expected));
+}
 void compare_lse(double found, double expected, CodedOutcome& outcome) {
   if (std::isnan(found) != std::isnan(expected) && outcome.failure.empty()) outcome.failure = "lse: NaN or not";
-  if (std::isnan(expected) || found == expected) return;
-  outcome.lse_error = std::max(outcome.lse_error, std::abs(found - expected));
+  outcome.lse_error = largest_error(outcome.lse_error, found, expected);
 }
 
 }  // namespace
@@ -413,25 +417,32 @@ CodedOutcome prefill_coded(const CodedCase& c, const std::vector<int>& chunks) {
         to.at(b, prefix, 0)[i] = of_16_bits((value ? v : k)[size(indptr[size(b)] * row + i)], c.bf16);
     }
   }
+  Rows rounded_keys = all[0];
+  for (double& x : rounded_keys.x) x = of_16_bits(in_16_bits(x, c.bf16), c.bf16);
   const std::vector<unsigned short> found = get(out, elements);
   const std::vector<float> lse = get(p.lse, size(tokens * q_heads));
   Difference difference{outcome};
-  std::vector<double> expected(size(c.v_dim));
+  std::vector<double> expected(size(c.v_dim)), unused(size(c.v_dim));
   for (int b = 0; b < batch; ++b)
     for (int token = indptr[size(b)]; token < indptr[size(b) + 1]; ++token)
       for (int head = 0; head < q_heads; ++head) {
         const int own = c.lengths[size(b)] + token - indptr[size(b)];
-        const auto rows_at = [&](int t, bool value) -> const double* {
-          if (c.sliding_window > 0 && t <= own - c.sliding_window) return nullptr;
-          return all[value].at(b, t, head / c.heads);
-        };
         const std::size_t row = size(token) * size(q_heads) + size(head);
-        double sum = 0.0;
-        plain_attention(q.data() + row * size(c.k_dim), c.bf16, c.k_dim, c.v_dim, own + 1, double{p.softmax_scale},
-                        double{c.softcap}, nullptr, rows_at, expected.data(), sum);
+        const auto attend = [&](Rows& keys, std::vector<double>& result) {
+          const auto rows_at = [&](int t, bool value) -> const double* {
+            if (c.sliding_window > 0 && t <= own - c.sliding_window) return nullptr;
+            return (value ? all[1] : keys).at(b, t, head / c.heads);
+          };
+          double sum = 0.0;
+          plain_attention(q.data() + row * size(c.k_dim), c.bf16, c.k_dim, c.v_dim, own + 1, double{p.softmax_scale},
+                          double{c.softcap}, nullptr, rows_at, result.data(), sum);
+          return sum;
+        };
+        const double sum = attend(all[0], expected), rounded = attend(rounded_keys, unused);
         for (std::size_t i = 0; i < expected.size(); ++i)
           difference.add(of_16_bits(found[row * expected.size() + i], c.bf16), expected[i], c.bf16,
                          row * expected.size() + i);
+        outcome.lse_plain_error = largest_error(outcome.lse_plain_error, rounded, sum);
         compare_lse(double{lse[row]}, sum, outcome);
       }
   return difference.finish();

@@ -36,11 +36,12 @@ struct CodedCase {
 
 /// Differences from plain loops in double, relative to the size of the result.
 struct CodedOutcome {
-  std::string failure;       ///< a call that failed, or a result that is NaN where it should not be, or the reverse
-  double error = 0.0;        ///< root mean square
-  double plain_error = 0.0;  ///< that of the expected result rounded to 16 bits
-  double lse_error = 0.0;    ///< largest, absolute
-  int fault = 0;             ///< code of the recorded fault
+  std::string failure;           ///< a call that failed, or a result that is NaN where it should not be, or the reverse
+  double error = 0.0;            ///< root mean square
+  double plain_error = 0.0;      ///< that of the expected result rounded to 16 bits
+  double lse_error = 0.0;        ///< largest, absolute
+  double lse_plain_error = 0.0;  ///< of prefill: that of exact sums over keys rounded to 16 bits
+  int fault = 0;                 ///< code of the recorded fault
 };
 
 CodedOutcome decode_coded(const CodedCase& c);

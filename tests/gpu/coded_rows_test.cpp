@@ -152,6 +152,13 @@ void check_outcome(const CodedOutcome& outcome, double lse_floor = 2e-4) {
   CHECK(outcome.lse_error <= lse_floor);
 }
 
+/// Prefill rounds rows and weights to 16 bits.
+void check_prefill_outcome(const CodedOutcome& outcome) {
+  CHECK(outcome.failure == "");
+  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);
+  CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-3);
+}
+
 void check_decode_and_rows(const CodedCase& c) {
   check_outcome(decode_coded(c));
   check_outcome(dequantize_coded(c));
@@ -323,10 +330,7 @@ TEST_CASE("Prefill over coded rows", "[runtime][gpu][generic][emulated]") {
   c.v = widths_plan(random_widths(64, 1602), 1, ScaleType::bf16, false, 1602);
   add_rotation(c.k, 128, 1603);
   c.k.centroids->after_rotation = true;
-  const CodedOutcome outcome = prefill_coded(c, {9, 20, 3});
-  CHECK(outcome.failure == "");
-  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
-  CHECK(outcome.lse_error <= 1e-2);
+  check_prefill_outcome(prefill_coded(c, {9, 20, 3}));
 }
 
 TEST_CASE("Linear rows of every number of words", "[runtime][gpu][emulated]") {
@@ -427,10 +431,7 @@ TEST_CASE("Prefill over coded rows by tuned kernels", "[runtime][gpu][emulated]"
   c.k = widths_plan(widths_of_words(12, 128), 1, ScaleType::fp16, false, 2300);
   c.v = plain_plan(3, 3, 128, ScaleType::fp16), c.bits = true;
   add_rotation(c.k, 128, 2301);
-  const CodedOutcome outcome = prefill_coded(c, {9, 20, 3});
-  CHECK(outcome.failure == "");
-  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
-  CHECK(outcome.lse_error <= 1e-2);
+  check_prefill_outcome(prefill_coded(c, {9, 20, 3}));
 }
 
 TEST_CASE("Rows with centroids by their tuned kernel", "[runtime][gpu][emulated]") {
@@ -535,8 +536,5 @@ TEST_CASE("Prefill over linear rows", "[runtime][gpu][emulated]") {
     c.v = widths_plan(widths_of_words(10, 128), 2, ScaleType::fp16, true, 2004);
     c.sliding_window = 50;
   }
-  const CodedOutcome outcome = prefill_coded(c, chunks);
-  CHECK(outcome.failure == "");
-  CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);  // rows and weights are rounded to 16 bits
-  CHECK(outcome.lse_error <= 1e-2);
+  check_prefill_outcome(prefill_coded(c, chunks));
 }

@@ -52,25 +52,26 @@ struct CodebookScratch {
 /// A code and what its bits are made of, as floats, because additions of floats leave the pipe of comparisons free.
 template <int kBits>
 struct CountedCode {
-  static constexpr int kLow = kBits < 3 ? kBits : 3;
-  float low[kLow];  ///< [i]: the lowest three bits of the code, without the lowest i of them
-  float top;        ///< of four bits: the highest one
+  static constexpr bool kHasTop = kBits > 2;
+  static constexpr int kLow = kHasTop ? kBits - 1 : kBits;
+  float low[kLow];  ///< [i]: the code without the highest bit, if kHasTop, and without the lowest i ones
+  float top;        ///< the highest bit
 
-  __device__ __forceinline__ float code() const { return kBits == 4 ? fmaf(top, 8.0f, low[0]) : low[0]; }
+  __device__ __forceinline__ float code() const { return kHasTop ? fmaf(top, 1 << kLow, low[0]) : low[0]; }
 };
 
-/// Counts the boundaries up to x. Of 15 boundaries, the middle one decides which seven of the others are left.
+/// Counts the boundaries up to x. Of 7 or 15 boundaries, the middle one decides which half of the others is left.
 template <int kBits>
 __device__ __forceinline__ CountedCode<kBits> count_boundaries(float x, const float (&boundaries)[1 << kBits]) {
   constexpr int kLow = CountedCode<kBits>::kLow, kCompared = (1 << kLow) - 1;
   CountedCode<kBits> result;
-  const bool is_upper = kBits == 4 && x >= boundaries[7];
+  const bool is_upper = CountedCode<kBits>::kHasTop && x >= boundaries[kCompared];
   result.top = is_upper ? 1.0f : 0.0f;
   float reached[kCompared];
 #pragma unroll
   for (int i = 0; i < kCompared; ++i) {
-    if constexpr (kBits == 4)
-      reached[i] = ptx::at_least(x, is_upper ? boundaries[8 + i] : boundaries[i]);
+    if constexpr (CountedCode<kBits>::kHasTop)
+      reached[i] = ptx::at_least(x, is_upper ? boundaries[kCompared + 1 + i] : boundaries[i]);
     else
       reached[i] = ptx::at_least(x, boundaries[i]);
   }
@@ -116,7 +117,8 @@ __device__ __forceinline__ void lay_out(const CountedCode<Side::kBits> (&codes)[
       put(i, i == kLow - 1 ? of : fmaf(above, -2.0f, of));
       above = of;
     }
-    if constexpr (kBits == 4) put(3, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
+    if constexpr (CountedCode<kBits>::kHasTop)
+      put(kBits - 1, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
     return;
   }
   const auto put = [&](int byte, float x) { tile[value_byte_offset(kSide, token, 4 * kBits * j + byte)] = byte_of(x); };
@@ -126,10 +128,8 @@ __device__ __forceinline__ void lay_out(const CountedCode<Side::kBits> (&codes)[
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      put(2 * t + half, sum(4 * half, 4, 4.0f, [](const auto& code) {
-            return kBits == 3 ? fmaf(code.low[kLow - 1], -4.0f, code.low[0]) : code.low[0];
-          }));
-    if constexpr (kBits == 3) put(8 + t, sum(0, 8, 2.0f, [](const auto& code) { return code.low[kLow - 1]; }));
+      put(2 * t + half, sum(4 * half, 4, 4.0f, [](const auto& code) { return code.low[0]; }));
+    if constexpr (kBits == 3) put(8 + t, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
   }
 }
 
