@@ -7,8 +7,9 @@
 /// before t.
 namespace kvq::write {
 
-/// m; if x must be larger than d m, a number so little above it that no x lies between d times the two: d m is an
-/// integer of 49 bits in some unit, and so is an x near it, but m grows by less than 2^-49 of its size.
+/// What boundary() multiplies d by: m, or a number just above m if x must be larger than d m. That number is below
+/// m (1 + 2^-50). In some unit, d m and each x near it are integers of at most 49 bits, so no x lies between d m and d
+/// times that number.
 /// @param t  finite
 __device__ __forceinline__ double boundary_factor(float t) {
   const unsigned bits = __float_as_uint(t);
