@@ -91,9 +91,9 @@ __device__ __forceinline__ std::byte byte_of(float x) {
   return static_cast<std::byte>(__float_as_uint(x + 8388608.0f) & 0xFFu);
 }
 
-/// Stores a lane's codes of a step, the channels 32 j + 8 t + e, in the tile. A stored byte has bits of several codes. A
-/// sum of codes times powers of two puts these bits in place; higher bits of the codes that fall on the same places are
-/// subtracted.
+/// Stores a lane's codes of a step, the channels 32 j + 8 t + e, in the tile. A stored byte has bits of several codes.
+/// A sum of codes times powers of two puts these bits in place; higher bits of the codes that fall on the same places
+/// are subtracted.
 /// @param token  of the tile
 template <typename Side>
 __device__ __forceinline__ void lay_out(const CountedCode<Side::kBits> (&codes)[8], std::byte* tile, int token,
