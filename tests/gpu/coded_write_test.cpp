@@ -125,7 +125,7 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
     const auto check = [&](const TensorPlan& k, Target t, bool integers) {
       const LayerPlan layer = layer_of(k, 128, integers ? rotated(values, 128) : values, 128);
       t.chosen = "quantize_write_coded";
-      for (const int multiprocessors : {1, 2, 1000}) {  // one warp for 16 tokens, some, eight
+      for (const int multiprocessors : {1, 2, 1000}) {  // few warps for 16 tokens, or one of eight rows; some; eight
         t.multiprocessors = multiprocessors;
         check_write_of(layer, t, random_rows(layer, static_cast<int>(t.slots.size()), bf16, 36, integers), bf16);
       }
@@ -137,6 +137,12 @@ TEST_CASE("Keys of mixed widths with codebook codes by their tuned write", "[run
     Target windows = target_of(24, 32, 0);
     for (int i = 0; i < 24; ++i) windows.window_rows.push_back(i % 3 ? i + 8 : -1);
     for (const TensorPlan& plan : {blocks, dense}) check(plan, windows, true);
+    // So many tokens that one multiprocessor has no warps to spare.
+    Target many = target_of(72, 32, 5);
+    many.slots[7] = many.slots[40] = -1;
+    check(plain, many, false);
+    for (int i = 0; i < 72; ++i) many.window_rows.push_back(i % 3 && i < 56 ? i + 8 : -1);
+    check(blocks, many, true);
   }
 }
 

@@ -68,7 +68,7 @@ constexpr int kScratchBytes = 0;
 template <IsCodebook Side>
 constexpr int kScratchBytes<Side> = sizeof(CodebookScratch<Side>);
 template <HasSegments Side>
-constexpr int kScratchBytes<Side> = sizeof(SegmentScratch<Side::kHeadDim>);
+constexpr int kScratchBytes<Side> = sizeof(SegmentScratch<Side::kHeadDim, Side::kRows>);
 
 /// What a warp or block keeps of its head in shared memory.
 struct NoTables {

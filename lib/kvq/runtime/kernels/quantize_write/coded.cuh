@@ -15,11 +15,14 @@ namespace kvq::write {
 template <typename F>
 auto with_coded_side(CodedRows rows, F f) {
   if (rows.pair_memory > 0) return f(TrellisSide<kPairHeadDim>{});
-  if (rows.codebook_bits == kMixedBits) return f(SegmentSide<kTableHeadDim>{});
+  if (rows.codebook_bits == kMixedBits) return f(SegmentSide<kTableHeadDim, 2>{});
   if (rows.codebook_bits == 2) return f(CodebookSide<kTableHeadDim, 2>{});
   if (rows.codebook_bits == 3) return f(CodebookSide<kTableHeadDim, 3>{});
   return f(CodebookSide<kTableHeadDim, 4>{});
 }
+
+/// Keys of mixed widths for calls with many tokens.
+using ManySegmentRows = SegmentSide<kTableHeadDim, 8>;
 
 template <typename T>
 Status plan_coded_write(WriteLaunch& launch) {
@@ -29,6 +32,8 @@ Status plan_coded_write(WriteLaunch& launch) {
   for (const CodedRows& rows : {launch.k_rows, launch.v_rows}) {
     if (status.ok() && rows.any())
       status = with_coded_side(rows, [&]<typename Side>(Side) { return plan_write<Side, Side, T>(launch); });
+    if (status.ok() && rows.codebook_bits == kMixedBits)
+      status = plan_block_write<ManySegmentRows, ManySegmentRows, T>(launch);
     if (status.ok() && rows.pair_memory > 0) status = plan_pairs(rows.pair_memory);
   }
   return status;
@@ -58,6 +63,19 @@ WriteParams tokens_of(const WriteParams& p, int first, int count) {
   return part;
 }
 
+template <typename Side, typename T>
+cudaError_t launch_coded_rows(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
+                              CUstream_st* stream) {
+  if (kind_of(first_job > 0 ? params.v : params.k) == WriteKind::dense)
+    return launch_dense_write<Side, Side, T>(launch, params, first_job, jobs, stream);
+  if constexpr (HasSegments<Side>) {
+    const std::int64_t runs = (params.num_tokens - 1) / kTileTokens + 1;
+    if (row_parts<Side>(runs * jobs, resident_warps<Side>(launch)) == 1)
+      return launch_write<ManySegmentRows, ManySegmentRows, T>(launch, params, first_job, jobs, stream);
+  }
+  return launch_write<Side, Side, T>(launch, params, first_job, jobs, stream);
+}
+
 /// Writes the jobs from `first_job` on, which have the same CodedRows and WriteKind.
 /// @param tokens  tokens_of_round()
 template <typename T>
@@ -69,10 +87,8 @@ Status run_coded_jobs(const WriteLaunch& launch, const WriteParams& params, Code
     WriteParams part = tokens_of<T>(params, first, tokens);
     part.pairs = {params.workspace, (part.num_tokens - 1) / PairBlock::kTokens + 1, first_job, rows.pair_memory};
     status = with_coded_side(rows, [&]<typename Side>(Side) {
-      const cudaError_t error = kind_of(first_job > 0 ? params.v : params.k) == WriteKind::dense
-                                    ? launch_dense_write<Side, Side, T>(launch, part, first_job, jobs, stream)
-                                    : launch_write<Side, Side, T>(launch, part, first_job, jobs, stream);
-      return cuda_status(error, "quantize_write: coded rows: launch");
+      return cuda_status(launch_coded_rows<Side, T>(launch, part, first_job, jobs, stream),
+                         "quantize_write: coded rows: launch");
     });
     if (status.ok() && rows.pair_memory > 0) status = run_pairs(part, jobs, stream);
   }

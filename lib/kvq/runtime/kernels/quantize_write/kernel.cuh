@@ -40,7 +40,7 @@ template <typename Side, bool kScaled>
 struct WarpShared {
   static constexpr int kDim = Side::kHeadDim, kScratch = kScratchBytes<Side>;
   /// A matrix with factors is kept if there is room for it, else computed for each run.
-  static constexpr bool kKeepsScaled = kScaled && kDim <= 128;
+  static constexpr bool kKeepsScaled = kScaled && kDim <= 128 && kScratch <= 4096;
   uint4 rows[2 * kDim / 32][32];                                       ///< the next rows (prefetch)
   uint4 matrix[32];                                                    ///< matrix_operand() of the warp's side
   uint4 scaled[kKeepsScaled ? ScaledMatrix<kDim>::kOperands : 1][32];  ///< ScaledMatrix::operand() of its head

@@ -27,16 +27,9 @@ Status plan_dense_write() {
 template <typename K, typename V>
 constexpr bool kHasCentroids = K::side().index_bytes > 0 || V::side().index_bytes > 0;
 
+/// Loads the kernels for rotations by blocks.
 template <typename K, typename V, typename T>
-Status plan_write(WriteLaunch& launch) {
-  if constexpr (kHasCentroids<K, V>) {
-    constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
-    const Status status = generic_write(launch.format, kBf16).plan_kernel(launch);
-    if (!status.ok()) return status;
-  } else {
-    const Status status = plan_dense_write<K, V, T>();
-    if (!status.ok()) return status;
-  }
+Status plan_block_write(WriteLaunch& launch) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -47,15 +40,34 @@ Status plan_write(WriteLaunch& launch) {
   return cuda_status(error, "quantize_write: plan");
 }
 
+template <typename K, typename V, typename T>
+Status plan_write(WriteLaunch& launch) {
+  if constexpr (kHasCentroids<K, V>) {
+    constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+    const Status status = generic_write(launch.format, kBf16).plan_kernel(launch);
+    if (!status.ok()) return status;
+  } else {
+    const Status status = plan_dense_write<K, V, T>();
+    if (!status.ok()) return status;
+  }
+  return plan_block_write<K, V, T>(launch);
+}
+
 /// WriteParams::row_parts of a call: as many warps divide 16 tokens as the device can run at once.
 /// @param work  warps or blocks of the call if each takes 16 tokens alone
 /// @param most  warps or blocks that run at once
 template <typename Side>
 int row_parts(std::int64_t work, std::int64_t most) {
   int parts = 1;
-  if constexpr (write::HasSegments<Side>)
+  if constexpr (write::QuantizesTwoRows<Side>)
     while (parts < kTileTokens / 2 && 2 * parts * work <= most) parts *= 2;
   return parts;
+}
+
+/// Warps of launch_write() that run at once.
+template <typename Side>
+std::int64_t resident_warps(const WriteLaunch& launch) {
+  return std::int64_t{launch.multiprocessors} * write::blocks_of_multiprocessor(Side::kHeadDim) * write::kWarps;
 }
 
 /// The blocks of a job (a head of one side) loop over all tokens. A job has as many blocks as leave at most one block
@@ -79,9 +91,9 @@ cudaError_t launch_write(const WriteLaunch& launch, const WriteParams& params, i
                          CUstream_st* stream) {
   const int runs = (params.num_tokens - 1) / kTileTokens + 1;
   const auto blocks_for = [](std::int64_t warps) { return (warps + write::kWarps - 1) / write::kWarps; };
-  const std::int64_t fill = launch.multiprocessors * write::blocks_of_multiprocessor(K::kHeadDim);
+  const std::int64_t fill = resident_warps<K>(launch) / write::kWarps;
   WriteParams divided = params;
-  divided.row_parts = row_parts<K>(std::int64_t{runs} * jobs, fill * write::kWarps);
+  divided.row_parts = row_parts<K>(std::int64_t{runs} * jobs, resident_warps<K>(launch));
   const auto blocks = static_cast<int>(
       std::min(blocks_for(std::int64_t{runs} * jobs * divided.row_parts), std::max(fill, blocks_for(jobs))));
   auto kernel = write::quantize_write_kernel<K, V, T, false>;

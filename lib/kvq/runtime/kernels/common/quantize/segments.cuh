@@ -7,48 +7,52 @@
 #include <type_traits>
 
 /// Quantizes keys that are segments of codebook codes, bit for bit as packing.md says, with a scale for each segment or
-/// one for the row, and stores them in bit tiles (formats/pages.md). Segments begin at any channel. So a warp puts two
-/// of its tokens, g and g + 8, into shared memory at a time, and half of its lanes quantize each: a lane has
-/// neighboring channels of a segment, whose sums are neighbors in the tree of sums, too.
+/// one for the row, and stores them in bit tiles (formats/pages.md). Segments begin at any channel. So a warp puts some
+/// of its rows into shared memory at a time, and as many lanes quantize each: a lane has neighboring channels of a
+/// segment, whose sums are neighbors in the tree of sums, too. Eight rows at a time, with four lanes each, take fewer
+/// instructions; two rows with 16 lanes each are ready sooner and need less shared memory.
 namespace kvq::write {
 
 /// Keys of mixed widths with fp16 scales. The numbers of words and scales of a row come with the call.
-template <int kDim>
+/// @tparam kRowsArg  rows of a warp at a time: 2 or 8
+template <int kDim, int kRowsArg>
 struct SegmentSide {
-  static constexpr int kHeadDim = kDim;
+  static constexpr int kHeadDim = kDim, kRows = kRowsArg;
   static constexpr bool kExact = false, kBfloat = false, kSegments = true;
   /// Kernels take from it only what does not depend on the numbers of words and scales.
   KVQ_HD static constexpr TileSide side() { return {.head_dim = kDim, .bits = 0, .group_size = kDim, .row_words = 1}; }
 };
 template <typename Side>
 concept HasSegments = requires { requires Side::kSegments; };
+template <typename Side>
+concept QuantizesTwoRows = HasSegments<Side> && Side::kRows == 2;
 
-/// A segment as lanes of a half warp read it.
+/// A segment as lanes read it.
 struct SegmentCode {
   int bits, first_channel, channels;
   std::uint16_t first_bit, number;  ///< number: of its scale
 };
 
-/// Shared memory of a warp.
-template <int kDim>
+/// Shared memory of a warp. @tparam kRowsArg  of SegmentSide
+template <int kDim, int kRowsArg>
 struct SegmentScratch {
+  static constexpr int kRows = kRowsArg, kLanes = 32 / kRows;  ///< kLanes: of a row
   static constexpr int kEntries = 1 << kMostLevelBits;
   /// Floats of a row: gaps behind each 32 channels spread the channels that lanes read at once over banks.
-  static constexpr int kRowFloats = kDim + 4 * (kDim / 32);
-  float x[2][kRowFloats];
+  static constexpr int kGap = kRows == 2 ? 4 : 8, kRowFloats = kDim + kGap * (kDim / 32) + (kRows == 2 ? 0 : 1);
+  float x[kRows][kRowFloats];
   float tables[kMostSegments][2 * kEntries];  ///< entries; then thresholds, NaN behind the last one
   float gains[kMostSegments];
   SegmentCode segments[kMostSegments];
-  std::uint8_t codes[2][kDim];
+  alignas(4) std::uint8_t codes[kRows][kDim + 8];  ///< what lies behind the last channel is read and not used
 
-  static __device__ __forceinline__ int place(int channel) { return channel + channel / 32 * 4; }
+  static __device__ __forceinline__ int place(int channel) { return channel + channel / 32 * kGap; }
 };
 
 /// Reads a head's segments into shared memory. All lanes of the warp call it. @return  number of segments
-template <int kDim>
-__device__ __forceinline__ int load_segments(const HeadRows& head, const float* tables, SegmentScratch<kDim>& scratch,
-                                             int lane) {
-  constexpr int kEntries = SegmentScratch<kDim>::kEntries;
+template <typename Scratch>
+__device__ __forceinline__ int load_segments(const HeadRows& head, const float* tables, Scratch& scratch, int lane) {
+  constexpr int kEntries = Scratch::kEntries;
   const int count = min(__ldg(&head.num_segments), kMostSegments);
   int own_bits = 0, own_table = 0;
   if (lane < kMostSegments) {  // those behind the last one are there, too
@@ -71,39 +75,39 @@ __device__ __forceinline__ int load_segments(const HeadRows& head, const float* 
   return count;
 }
 
-/// Sum over a half warp's segment, in the order of packing.md. A group is padded with zeros: lanes and channels that
-/// it does not have count nothing.
-template <int kEach>
-__device__ __forceinline__ float sum_of_half(float (&y)[kEach]) {
+/// Sum over a segment of kLanes lanes, in the order of packing.md. A group is padded with zeros: lanes and channels
+/// that it does not have count nothing.
+template <int kLanes, int kEach>
+__device__ __forceinline__ float sum_of_row(float (&y)[kEach]) {
 #pragma unroll
   for (int width = 1; width < kEach; width *= 2)
 #pragma unroll
     for (int i = 0; i < kEach; i += 2 * width) y[i] = __fadd_rn(y[i], y[i + width]);
   float sum = y[0];
 #pragma unroll
-  for (int step = 1; step < 16; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, step));
+  for (int step = 1; step < kLanes; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(kAll, sum, step));
   return sum;
 }
 
 /// Calls f(std::integral_constant<int, kEach>), kEach being the channels of a lane.
-template <typename F>
+template <int kLanes, typename F>
 __device__ __forceinline__ void with_channels_of_lane(int channels, F f) {
   if (channels <= 16)
-    f(std::integral_constant<int, 1>{});
+    f(std::integral_constant<int, 16 / kLanes>{});
   else if (channels <= 32)
-    f(std::integral_constant<int, 2>{});
+    f(std::integral_constant<int, 32 / kLanes>{});
   else if (channels <= 64)
-    f(std::integral_constant<int, 4>{});
+    f(std::integral_constant<int, 64 / kLanes>{});
   else
-    f(std::integral_constant<int, 8>{});
+    f(std::integral_constant<int, 128 / kLanes>{});
 }
 
 /// A row of the pass, of one lane.
-template <int kDim>
-struct HalfRow {
-  using Scratch = SegmentScratch<kDim>;
+template <typename Scratch>
+struct SegmentRow {
+  static constexpr int kLanes = Scratch::kLanes;
   Scratch& scratch;
-  int row, lane;  ///< row: 0 or 1; lane: of the half warp, 0..15
+  int row, lane;  ///< lane: of those of the row
 
   /// The lane's channels of a segment; 0 behind the last one.
   template <int kEach>
@@ -119,11 +123,11 @@ struct HalfRow {
     float squares[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) squares[i] = __fmul_rn(x[i], x[i]);
-    return sum_of_half(squares);
+    return sum_of_row<kLanes>(squares);
   }
   __device__ __forceinline__ float energy(const SegmentCode& segment) const {
     float result = 0.0f;
-    with_channels_of_lane(segment.channels, [&](auto each) {
+    with_channels_of_lane<kLanes>(segment.channels, [&](auto each) {
       float x[each.value];
       load(segment, x);
       result = sum_of_squares(x);
@@ -160,7 +164,7 @@ struct HalfRow {
       const float entry = scratch.tables[s][code];
       squares[i] = __fmul_rn(entry, entry);
     }
-    return sum_of_half(squares);
+    return sum_of_row<kLanes>(squares);
   }
 
   /// Quantizes a segment with a scale of its own. @return  the scale's bits
@@ -168,7 +172,7 @@ struct HalfRow {
     const SegmentCode segment = scratch.segments[s];
     unsigned short rms_bits = 0, norm_bits = 0;
     float scale = 0.0f, n = 0.0f;
-    with_channels_of_lane(segment.channels, [&](auto each) {
+    with_channels_of_lane<kLanes>(segment.channels, [&](auto each) {
       float x[each.value];
       load(segment, x);
       const float energy = sum_of_squares(x);
@@ -200,7 +204,7 @@ struct HalfRow {
     for (int s = 0; s < num_segments; ++s) {
       const SegmentCode segment = scratch.segments[s];
       const float gain = scratch.gains[s], t = __fmul_rn(gain, d);
-      with_channels_of_lane(segment.channels, [&](auto each) {
+      with_channels_of_lane<kLanes>(segment.channels, [&](auto each) {
         float x[each.value];
         load(segment, x);
 #pragma unroll
@@ -216,33 +220,72 @@ struct HalfRow {
   }
 };
 
-/// The words of both rows of a pass: lane 16 r + w has word w of row r.
-template <int kDim>
-__device__ __forceinline__ unsigned pack_segments(const SegmentScratch<kDim>& scratch, int num_segments, int lane) {
-  unsigned word = 0;
-  const int own = lane & 15;
+/// The words of a row, at most kMostWords: its lane number i has the words i, i + kLanes, ...
+template <typename Scratch>
+struct RowWords {
+  static constexpr int kLanes = Scratch::kLanes, kMostWords = 16, kEach = kUnitChannels / kLanes;
+  unsigned of_lane[kMostWords / kLanes] = {};
+
+  /// With two rows, a vote of the warp is a plane of 32 codes. All lanes of a warp call it.
+  __device__ __forceinline__ void pack_by_votes(const SegmentRow<Scratch>& own, int num_segments, int lane) {
 #pragma unroll 1
-  for (int s = 0; s < num_segments; ++s) {
-    const SegmentCode segment = scratch.segments[s];
-    int at = segment.first_bit;
+    for (int s = 0; s < num_segments; ++s) {
+      const SegmentCode segment = own.scratch.segments[s];
+      int at = segment.first_bit;
 #pragma unroll 1
-    for (int first = 0; first < segment.channels; first += kUnitChannels) {
-      const int channels = min(kUnitChannels, segment.channels - first), c = segment.first_channel + first + lane;
-      const bool is_there = lane < channels;
-      const unsigned low = is_there ? scratch.codes[0][c] : 0u, high = is_there ? scratch.codes[1][c] : 0u;
+      for (int first = 0; first < segment.channels; first += kUnitChannels) {
+        const int channels = min(kUnitChannels, segment.channels - first), c = segment.first_channel + first + lane;
+        const bool is_there = lane < channels;
+        const unsigned low = is_there ? own.scratch.codes[0][c] : 0u, high = is_there ? own.scratch.codes[1][c] : 0u;
 #pragma unroll 1
-      for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
-        const unsigned of_low = __ballot_sync(kAll, static_cast<int>(low >> bit & 1u)),
-                       of_high = __ballot_sync(kAll, static_cast<int>(high >> bit & 1u));
-        const unsigned plane = lane < 16 ? of_low : of_high;
-        const int shift = at % 32, distance = own - at / 32;
-        if (distance == 0) word |= plane << shift;
-        if (distance == 1 && shift > 0) word |= plane >> (32 - shift);
+        for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
+          const unsigned of_low = __ballot_sync(kAll, static_cast<int>(low >> bit & 1u)),
+                         of_high = __ballot_sync(kAll, static_cast<int>(high >> bit & 1u));
+          put(own.row == 0 ? of_low : of_high, at, own.lane);
+        }
       }
     }
   }
-  return word;
-}
+  /// With eight rows, a lane has kEach neighboring codes of a unit. All lanes of a warp call it.
+  __device__ __forceinline__ void pack_by_lanes(const SegmentRow<Scratch>& own, int num_segments) {
+#pragma unroll 1
+    for (int s = 0; s < num_segments; ++s) {
+      const SegmentCode segment = own.scratch.segments[s];
+      int at = segment.first_bit;
+#pragma unroll 1
+      for (int first = 0; first < segment.channels; first += kUnitChannels) {
+        const int channels = min(kUnitChannels, segment.channels - first);
+        const int count = min(max(channels - own.lane * kEach, 0), kEach);  // of the lane
+        const int c = count > 0 ? segment.first_channel + first + own.lane * kEach : 0;
+        const auto* words = reinterpret_cast<const unsigned*>(own.scratch.codes[own.row]) + c / 4;
+        unsigned fours[kEach / 4];
+#pragma unroll
+        for (int w = 0; w < kEach / 4; ++w) fours[w] = __funnelshift_r(words[w], words[w + 1], c % 4 * 8);
+        const unsigned mask = (1u << count) - 1;
+#pragma unroll 1
+        for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
+          unsigned plane = 0;
+#pragma unroll
+          for (int w = 0; w < kEach / 4; ++w) plane |= ((fours[w] >> bit & 0x01010101u) * 0x01020408u >> 24) << (4 * w);
+          plane = (plane & mask) << (kEach * own.lane);
+#pragma unroll
+          for (int step = 1; step < kLanes; step *= 2) plane |= __shfl_xor_sync(kAll, plane, step);
+          put(plane, at, own.lane);
+        }
+      }
+    }
+  }
+  /// Puts a plane of bits at a bit of the row.
+  __device__ __forceinline__ void put(unsigned plane, int at, int lane) {
+    const int shift = at % 32;
+#pragma unroll
+    for (int k = 0; k < kMostWords / kLanes; ++k) {
+      const int distance = lane + k * kLanes - at / 32;
+      if (distance == 0) of_lane[k] |= plane << shift;
+      if (distance == 1) of_lane[k] |= __funnelshift_l(plane, 0, shift);
+    }
+  }
+};
 
 /// Quantizes one warp's keys and stores them in pages.
 /// @param code     of the keys
@@ -254,8 +297,9 @@ template <typename Side, typename TileOf>
 __device__ __forceinline__ void quantize_segment_rows(Rows<Side>& rows, const RowCode& code, ScaleRule rule, int head,
                                                       const TileSide& side, std::int64_t slots, TileOf tile_of,
                                                       std::byte* memory, int lane) {
-  constexpr int kDim = Side::kHeadDim;
-  auto& scratch = *reinterpret_cast<SegmentScratch<kDim>*>(memory);
+  using Scratch = SegmentScratch<Side::kHeadDim, Side::kRows>;
+  constexpr int kLanes = Scratch::kLanes;
+  auto& scratch = *reinterpret_cast<Scratch*>(memory);
   const HeadRows& of_head = code.heads[head];
   __syncwarp();
   const int num_segments = load_segments(of_head, code.tables, scratch, lane);
@@ -269,50 +313,66 @@ __device__ __forceinline__ void quantize_segment_rows(Rows<Side>& rows, const Ro
       for (int e = 0; e < 8; ++e) rows.x[r][j][e] *= rows.row_scale;
     finite |= is_finite_row(rows.x[r]) ? 1u << r : 0u;
   }
-  const HalfRow<kDim> half{scratch, lane >> 4, lane & 15};
+  const SegmentRow<Scratch> own{scratch, lane / kLanes, lane % kLanes};
 #pragma unroll 1
-  for (int g = 0; g < kTileTokens / 2; ++g) {
-    const auto slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), g + 8 * half.row));
-    if (!__any_sync(kAll, slot >= 0)) continue;
+  for (int pass = 0; pass < kTileTokens / Scratch::kRows; ++pass) {
+    // Two rows are the tokens g and g + 8, of which four lanes have channels; eight are those of all lanes.
+    constexpr bool kTwo = Scratch::kRows == 2;
+    const int of_pass = kTwo ? pass + 8 * own.row : 8 * pass + own.row;  // the row's token
+    const auto slot = static_cast<std::int64_t>(__shfl_sync(kAll, static_cast<long long>(slots), of_pass));
+    const bool is_used = __any_sync(kAll, slot >= 0);
     __syncwarp();
-    if (lane >> 2 == g) {
+    if (is_used && (!kTwo || lane >> 2 == pass)) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
+      for (int r = 0; r < (kTwo ? 2 : 1); ++r)
 #pragma unroll
         for (int j = 0; j < Rows<Side>::kSteps; ++j)
 #pragma unroll
-          for (int h = 0; h < 8; h += 4)
-            *reinterpret_cast<float4*>(scratch.x[r] + scratch.place(32 * j + 8 * (lane & 3) + h)) =
-                make_float4(rows.x[r][j][h], rows.x[r][j][h + 1], rows.x[r][j][h + 2], rows.x[r][j][h + 3]);
+          for (int e = 0; e < 8; ++e)
+            scratch.x[kTwo ? r : lane >> 2][scratch.place(32 * j + 8 * (lane & 3)) + e] = rows.x[r][j][e];
     }
-    const bool is_finite = __shfl_sync(kAll, finite, 4 * g) >> half.row & 1u;
+    const bool is_finite = __shfl_sync(kAll, finite, kTwo ? 4 * pass : lane) >> (kTwo ? own.row : pass) & 1u;
+    if constexpr (!kTwo) {
+#pragma unroll
+      for (int j = 0; j < Rows<Side>::kSteps; ++j)
+#pragma unroll
+        for (int e = 0; e < 8; ++e) rows.x[0][j][e] = rows.x[1][j][e];
+    }
+    if (!is_used) continue;
     __syncwarp();
     unsigned scale = 0;  // of the lane's number
     if (code.one_scale && num_segments > 0) {
-      const unsigned bits = half.encode_with_one_scale(num_segments, rule);
-      if (half.lane == 0) scale = bits;
+      const unsigned bits = own.encode_with_one_scale(num_segments, rule);
+      if (own.lane == 0) scale = bits;
     } else {
 #pragma unroll 1
       for (int s = 0; s < num_segments; ++s) {
-        const unsigned bits = half.encode_with_own_scale(s, rule);
-        if (half.lane == scratch.segments[s].number) scale = bits;
+        const unsigned bits = own.encode_with_own_scale(s, rule);
+        if (own.lane == scratch.segments[s].number) scale = bits;
       }
     }
     __syncwarp();
-    const unsigned word = pack_segments(scratch, num_segments, lane);
+    RowWords<Scratch> words;
+    if constexpr (kTwo)
+      words.pack_by_votes(own, num_segments, lane);
+    else
+      words.pack_by_lanes(own, num_segments);
     if (slot >= 0) {
       std::byte* tile = tile_of(slot);
       const int token = static_cast<int>(slot) & (kTileTokens - 1);
-      if (half.lane < side.row_words)
-        *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, half.lane)) = is_finite ? word : 0u;
-      if (half.lane < side.numbers)
-        *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, 0, half.lane)) =
-            static_cast<unsigned short>(is_finite          ? scale
-                                        : half.lane < used ? 0x7E00u
-                                                           : 0u);
+#pragma unroll
+      for (int k = 0; k < RowWords<Scratch>::kMostWords / kLanes; ++k)
+        if (const int w = own.lane + k * kLanes; w < side.row_words)
+          *reinterpret_cast<unsigned*>(tile + key_word_offset(side, token, w)) = is_finite ? words.of_lane[k] : 0u;
+      if (own.lane < side.numbers)
+        *reinterpret_cast<unsigned short*>(tile + number_offset(side, token, 0, own.lane)) =
+            static_cast<unsigned short>(is_finite         ? scale
+                                        : own.lane < used ? 0x7E00u
+                                                          : 0u);
     }
   }
   __syncwarp();
 }
+static_assert(kMostSegments <= 4);  // each number of a row has a lane
 
 }  // namespace kvq::write
