@@ -157,6 +157,7 @@ void check_prefill_outcome(const CodedOutcome& outcome) {
   CHECK(outcome.failure == "");
   CHECK(outcome.error <= 2.0 * outcome.plain_error + 1e-3);
   CHECK(outcome.lse_error <= 2.0 * outcome.lse_plain_error + 1e-3);
+  CHECK(outcome.lse_error <= 1e-2);
 }
 
 void check_decode_and_rows(const CodedCase& c) {

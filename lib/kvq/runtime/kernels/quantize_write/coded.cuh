@@ -21,7 +21,7 @@ auto with_coded_side(CodedRows rows, F f) {
   return f(CodebookSide<kTableHeadDim, 4>{});
 }
 
-/// Keys of mixed widths for calls with many tokens.
+/// Keys of mixed widths, for calls with many tokens and a rotation by blocks.
 using ManySegmentRows = SegmentSide<kTableHeadDim, 8>;
 
 template <typename T>
@@ -63,6 +63,8 @@ WriteParams tokens_of(const WriteParams& p, int first, int count) {
   return part;
 }
 
+/// Launches the kernel for the rotation of the jobs. Keys of mixed widths are quantized eight rows at a time if each
+/// warp has 16 tokens anyway, that is if row_parts() has no warps to spare.
 template <typename Side, typename T>
 cudaError_t launch_coded_rows(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs,
                               CUstream_st* stream) {

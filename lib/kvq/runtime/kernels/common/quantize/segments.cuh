@@ -226,54 +226,56 @@ struct RowWords {
   static constexpr int kLanes = Scratch::kLanes, kMostWords = 16, kEach = kUnitChannels / kLanes;
   unsigned of_lane[kMostWords / kLanes] = {};
 
-  /// With two rows, a vote of the warp is a plane of 32 codes. All lanes of a warp call it.
-  __device__ __forceinline__ void pack_by_votes(const SegmentRow<Scratch>& own, int num_segments, int lane) {
+  /// Calls f(segment, channels of the unit, its first channel, its first bit) for each unit of the row's segments.
+  template <typename F>
+  static __device__ __forceinline__ void for_each_unit(const Scratch& scratch, int num_segments, F f) {
 #pragma unroll 1
     for (int s = 0; s < num_segments; ++s) {
-      const SegmentCode segment = own.scratch.segments[s];
-      int at = segment.first_bit;
-#pragma unroll 1
-      for (int first = 0; first < segment.channels; first += kUnitChannels) {
-        const int channels = min(kUnitChannels, segment.channels - first), c = segment.first_channel + first + lane;
-        const bool is_there = lane < channels;
-        const unsigned low = is_there ? own.scratch.codes[0][c] : 0u, high = is_there ? own.scratch.codes[1][c] : 0u;
-#pragma unroll 1
-        for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
-          const unsigned of_low = __ballot_sync(kAll, static_cast<int>(low >> bit & 1u)),
-                         of_high = __ballot_sync(kAll, static_cast<int>(high >> bit & 1u));
-          put(own.row == 0 ? of_low : of_high, at, own.lane);
-        }
-      }
-    }
-  }
-  /// With eight rows, a lane has kEach neighboring codes of a unit. All lanes of a warp call it.
-  __device__ __forceinline__ void pack_by_lanes(const SegmentRow<Scratch>& own, int num_segments) {
-#pragma unroll 1
-    for (int s = 0; s < num_segments; ++s) {
-      const SegmentCode segment = own.scratch.segments[s];
+      const SegmentCode segment = scratch.segments[s];
       int at = segment.first_bit;
 #pragma unroll 1
       for (int first = 0; first < segment.channels; first += kUnitChannels) {
         const int channels = min(kUnitChannels, segment.channels - first);
-        const int count = min(max(channels - own.lane * kEach, 0), kEach);  // of the lane
-        const int c = count > 0 ? segment.first_channel + first + own.lane * kEach : 0;
-        const auto* words = reinterpret_cast<const unsigned*>(own.scratch.codes[own.row]) + c / 4;
-        unsigned fours[kEach / 4];
-#pragma unroll
-        for (int w = 0; w < kEach / 4; ++w) fours[w] = __funnelshift_r(words[w], words[w + 1], c % 4 * 8);
-        const unsigned mask = (1u << count) - 1;
-#pragma unroll 1
-        for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
-          unsigned plane = 0;
-#pragma unroll
-          for (int w = 0; w < kEach / 4; ++w) plane |= ((fours[w] >> bit & 0x01010101u) * 0x01020408u >> 24) << (4 * w);
-          plane = (plane & mask) << (kEach * own.lane);
-#pragma unroll
-          for (int step = 1; step < kLanes; step *= 2) plane |= __shfl_xor_sync(kAll, plane, step);
-          put(plane, at, own.lane);
-        }
+        f(segment, channels, segment.first_channel + first, at);
+        at += segment.bits * channels;
       }
     }
+  }
+  /// With two rows, a vote of the warp is a plane of 32 codes. All lanes of a warp call it.
+  __device__ __forceinline__ void pack_by_votes(const SegmentRow<Scratch>& own, int num_segments, int lane) {
+    for_each_unit(own.scratch, num_segments, [&](const SegmentCode& segment, int channels, int first, int at) {
+      const bool is_there = lane < channels;
+      const unsigned low = is_there ? own.scratch.codes[0][first + lane] : 0u,
+                     high = is_there ? own.scratch.codes[1][first + lane] : 0u;
+#pragma unroll 1
+      for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
+        const unsigned of_low = __ballot_sync(kAll, static_cast<int>(low >> bit & 1u)),
+                       of_high = __ballot_sync(kAll, static_cast<int>(high >> bit & 1u));
+        put(own.row == 0 ? of_low : of_high, at, own.lane);
+      }
+    });
+  }
+  /// With eight rows, a lane has kEach neighboring codes of a unit. All lanes of a warp call it.
+  __device__ __forceinline__ void pack_by_lanes(const SegmentRow<Scratch>& own, int num_segments) {
+    for_each_unit(own.scratch, num_segments, [&](const SegmentCode& segment, int channels, int first, int at) {
+      const int count = min(max(channels - own.lane * kEach, 0), kEach);  // of the lane
+      const int c = count > 0 ? first + own.lane * kEach : 0;
+      const auto* words = reinterpret_cast<const unsigned*>(own.scratch.codes[own.row]) + c / 4;
+      unsigned fours[kEach / 4];
+#pragma unroll
+      for (int w = 0; w < kEach / 4; ++w) fours[w] = __funnelshift_r(words[w], words[w + 1], c % 4 * 8);
+      const unsigned mask = (1u << count) - 1;
+#pragma unroll 1
+      for (int bit = 0; bit < segment.bits; ++bit, at += channels) {
+        unsigned plane = 0;
+#pragma unroll
+        for (int w = 0; w < kEach / 4; ++w) plane |= ((fours[w] >> bit & 0x01010101u) * 0x01020408u >> 24) << (4 * w);
+        plane = (plane & mask) << (kEach * own.lane);
+#pragma unroll
+        for (int step = 1; step < kLanes; step *= 2) plane |= __shfl_xor_sync(kAll, plane, step);
+        put(plane, at, own.lane);
+      }
+    });
   }
   /// Puts a plane of bits at a bit of the row.
   __device__ __forceinline__ void put(unsigned plane, int at, int lane) {
