@@ -126,18 +126,18 @@ def test_owner_of_a_replaced_file_is_kept(inputs, tmp_path):
     "device", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null", "/dev/full", "fifo", "."]
 )
 def test_devices_pipes_and_descriptors_are_refused(inputs, tmp_path, writer, device):
-    """In place of /dev/stdout a private link with the same target: a test must not endanger the machine's."""
+    """In place of /dev/stdout, which a machine may lack, a private link with the same target: a test must not endanger
+    the machine's."""
     if device == "fifo":
         os.mkfifo(tmp_path / "fifo")
     if device == "/dev/stdout":
         (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     out = {"fifo": tmp_path / "fifo", "/dev/stdout": tmp_path / "stdout"}.get(device, device)
-    before = os.readlink("/dev/stdout")
     with open(tmp_path / "redirected", "w") as file:
         result = write(writer, inputs, out, stdout=file)
     expect_error(result, INPUT, str(out), "cannot write: ")
-    assert (tmp_path / "redirected").read_bytes() == b"" and os.readlink("/dev/stdout") == before
-    assert device != "/dev/stdout" or out.is_symlink()
+    assert (tmp_path / "redirected").read_bytes() == b""
+    assert device != "/dev/stdout" or os.readlink(out) == "/proc/self/fd/1"
 
 
 @pytest.mark.parametrize("writer", BINARY)

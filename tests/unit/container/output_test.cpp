@@ -83,8 +83,10 @@ TEST_CASE("A descriptor is no file, whatever it leads to", "[container]") {
   write(folder / "a", "old");
   std::ifstream open(folder / "a");
   fs::create_symlink("/proc/self/fd/1", folder / "stdout");
-  for (const fs::path& path : {folder / "stdout", fs::path("/proc/self/fd/1"), fs::path("/dev/stdout")})
+  for (const fs::path& path : {folder / "stdout", fs::path("/proc/self/fd/1"), fs::path("/dev/stdout")}) {
+    if (path == "/dev/stdout" && !fs::is_symlink(path)) continue;  // a machine may lack it
     CHECK_THAT(error_text([&] { output_target(path); }), Contains("io: " + path.string() + ": cannot write: "));
+  }
   CHECK(fs::is_symlink(folder / "stdout"));
   CHECK_THAT(error_text([&] { output_target("-"); }), Contains("usage: -: "));
   CHECK(output_target("./-") == "./-");
