@@ -300,8 +300,12 @@ struct KnownTrellis {
       auto* gains = reinterpret_cast<unsigned*>(dynamic_shared(rows.memory + layout().gains_at(r, count)));
 #pragma unroll 1
       for (int at = lane; at < steps; at += 32) {
+        // Loops, because rows are long and a division takes more instructions, which have to be fetched.
         int channel = at - kWarmUp;
-        if (channel < 0 || channel >= count) channel = (channel + kWarmUp * count) % count;
+#pragma unroll 1
+        while (channel < 0) channel += count;
+#pragma unroll 1
+        while (channel >= count) channel -= count;
         int sums[2 * kGainWords] = {};
 #pragma unroll
         for (int k = 0; k <= kMemory; ++k) {
@@ -337,7 +341,8 @@ __device__ __noinline__ void search_known(const float* table, const SearchedRows
 template <typename Team>
 __device__ __noinline__ void take_windows(Team team, SearchLayout layout, const float* table, const SearchedRows rows) {
   if (team.row >= rows.count) return;
-  const int count = rows.channels, steps = layout.unit_steps(), short_by = layout.units(count) * steps - count;
+  const int count = rows.channels, steps = layout.unit_steps(), log_steps = steps == 16 ? 4 : 3;
+  const int short_by = layout.units(count) * steps - count;
   const int stream = rows.memory + layout.stream_at(team.row, count);
   const unsigned mask = (1u << layout.bits * (layout.memory + 1)) - 1;
   float* values = reinterpret_cast<float*>(dynamic_shared(rows.y)) + team.row * rows.stride;
@@ -345,11 +350,11 @@ __device__ __noinline__ void take_windows(Team team, SearchLayout layout, const 
 #pragma unroll 1
   for (int c = 4 * team.lane; c < count; c += Team::kRun) {
     // The windows of four neighbors lie in two words.
-    const int at = c + short_by, unit = stream + at / steps * 4;
+    const int at = c + short_by, in_unit = at & (steps - 1), unit = stream + (at >> log_steps) * 4;
     const std::uint64_t two =
         (std::uint64_t{*reinterpret_cast<const unsigned*>(dynamic_shared(unit))} << layout.bits * steps |
          *reinterpret_cast<const unsigned*>(dynamic_shared(unit + 4))) >>
-        layout.bits * (2 * steps - layout.memory - 4 - at % steps);
+        layout.bits * (2 * steps - layout.memory - 4 - in_unit);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int neighbor = i ^ team.turn;
