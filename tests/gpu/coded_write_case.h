@@ -62,8 +62,9 @@ Pools written_pools(const LayerPlan& plan, const PageLayout& layout, const Targe
                     Pools pools);
 /// Writes rows and compares all bytes, also those that no row has.
 void check_write_of(const LayerPlan& plan, Target t, const Rows& rows, bool bf16);
-/// Keys and values of one plan: a whole tile and more, then single tokens at random slots. A launch for many
-/// multiprocessors gives each warp one row, a launch for one multiprocessor up to four.
+/// Keys and values of one plan: a whole tile and more, then single tokens at random slots. A launch for very many
+/// multiprocessors gives each row of bits a block (few_rows.h), one for many gives each warp one row, and one for a
+/// single multiprocessor up to four.
 void check_plan(const TensorPlan& plan, int dim, bool bf16, unsigned seed);
 
 }  // namespace kvq::test::coded

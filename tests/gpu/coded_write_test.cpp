@@ -209,7 +209,32 @@ TEST_CASE("Sides of different kinds and head_dims in one write", "[runtime][gpu]
     CAPTURE(bf16);
     for (const LayerPlan& layer : {layer_of(bits, 96, code, 128), layer_of(code, 64, bits, 96),
                                    layer_of(exact, 80, bits, 96), layer_of(bits, 96, exact, 16)})
-      check_write_of(layer, target_of(40, 64, 3), random_rows(layer, 40, bf16, 80), bf16);
+      for (const int multiprocessors : {1, 1000}) {  // 1000: few_rows.h takes the side with bits, and it alone
+        Target t = target_of(40, 64, 3);
+        t.multiprocessors = multiprocessors;
+        check_write_of(layer, t, random_rows(layer, 40, bf16, 80), bf16);
+      }
+  }
+}
+
+TEST_CASE("Few rows of bits behind rotations and beside windows", "[runtime][gpu][generic][emulated]") {
+  const bool row_scale = GENERATE(false, true), bf16 = GENERATE(true, false);
+  CAPTURE(row_scale, bf16);
+  const TensorPlan trellises =
+      mixed(trellis({taps(1, 3), taps(2, 3), taps(3, 2), taps(4, 1)}, 8, 0, ScaleRule::norm, ScaleType::fp16), 128,
+            some_widths(128), row_scale);
+  TensorPlan affine = uniform(3, 32, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  affine.clip_ratio = {0.9, 1.0, 0.5};
+  Target t = target_of(24, 32, 0);
+  for (int i = 0; i < 24; ++i) t.window_rows.push_back(i % 3 ? i + 8 : -1);
+  t.slots[4] = t.slots[9] = t.slots[12] = -1;  // tokens 9 and 12 go nowhere
+  for (const int multiprocessors : {20, 1000}) {
+    t.multiprocessors = multiprocessors;
+    for (LayerPlan layer : {layer_of(rotated(trellises, 128), 128, permuted(trellises, 128), 128),
+                            layer_of(permuted(affine, 128), 128, rotated(affine, 128), 128)}) {
+      for (int i = 0; i < kHeads * 128; ++i) layer.k.center.push_back(static_cast<float>(i % 7) - 2.5f);  // no zeros
+      check_write_of(layer, t, random_rows(layer, 24, bf16, 81, true), bf16);
+    }
   }
 }
 

@@ -184,44 +184,87 @@ __device__ __noinline__ unsigned encode_searched(const BitRows<kMostDim>& rows, 
   return result;
 }
 
-/// Quantizes rows with one scale (packing.md, "One scale a row"). @return  as encode_searched()
+/// Sum of the squares of a segment of the team's row. All lanes of a warp call it.
 template <typename Team, int kMostDim>
-__device__ __noinline__ unsigned encode_with_row_scale(const BitRows<kMostDim>& rows, const HeadRows& head, int lane) {
-  const Team team(lane);
-  const float* row = rows.row_of(team);
-  float* y = rows.y_of(team.row);
-  unsigned result = 0;
-  SumOfSegments length, normalized, squares, products;
+__device__ __forceinline__ float segment_energy(const BitRows<kMostDim>& rows, const RowSegment& segment, Team team) {
+  const float* x = rows.row_of(team) + segment.place.first_channel;
+  return tree_of_products<Team, kMostDim>(team, segment.place.channels, x, x, 1.0f);
+}
+
+/// The scale that a row with one scale is coded with (packing.md, "One scale a row").
+struct FirstScale {
+  float d;
+  unsigned bits;  ///< of d
+  float length;   ///< sum of squares of the row
+};
+/// @param energy_of  number of a segment -> segment_energy()
+template <typename EnergyOf>
+__device__ __forceinline__ FirstScale first_scale(const HeadRows& head, NumberType type, EnergyOf energy_of) {
+  SumOfSegments length, normalized;
   int channels = 0;
   for (int s = 0; s < head.num_segments; ++s) {
     const RowSegment& segment = head.segments[s];
-    const float* x = row + segment.place.first_channel;
-    const float energy = tree_of_products<Team, kMostDim>(team, segment.place.channels, x, x, 1.0f);
+    const float energy = energy_of(s);
     length.add(energy), normalized.add(__fdiv_rn(energy, __fmul_rn(segment.gain, segment.gain)));
     channels += segment.place.channels;
   }
-  float d = stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), rows.type, result);
-  if (team.row >= rows.count) d = 0.0f;
+  FirstScale first = {.d = 0.0f, .bits = 0, .length = length.value};
+  first.d = stored(__fsqrt_rn(__fdiv_rn(normalized.value, static_cast<float>(channels))), type, first.bits);
+  return first;
+}
+
+/// What a row's codes say of its last scale.
+template <typename Sum>
+struct ScaleSums {
+  Sum squares = {};   ///< of the codes' unit values times the gain
+  Sum products = {};  ///< of channels and these; only if the rule is `least_squares`
+};
+
+/// Quantizes one segment of rows with one scale. All lanes of a warp call it.
+/// @param d  FirstScale::d of the team's row, 0 of a team without one
+template <typename Team, int kMostDim>
+__device__ __forceinline__ ScaleSums<float> encode_segment(Team team, const BitRows<kMostDim>& rows,
+                                                           const RowSegment& segment, float d, int lane) {
+  const int count = segment.place.channels, first = segment.place.first_channel;
+  const float gain = segment.gain, t = __fmul_rn(gain, d);
+  const float* x = rows.row_of(team) + first;
+  float* y = rows.y_of(team.row);
+  leave_scale_out(team, y, x, count, t);
+  __syncwarp();
+  const bool has_values = search_codes(team, segment, rows, count, first, lane);
+  take_unit_values(team, segment, rows.tables, y, count, rows.codes_of(team.row) + first, t == 0.0f, has_values);
+  ScaleSums<float> sums;
+  if (rows.rule == ScaleRule::rms) return sums;
+  sums.squares = __fmul_rn(__fmul_rn(gain, gain), tree_of_products<Team, kMostDim>(team, count, y, y, 1.0f));
+  if (rows.rule != ScaleRule::norm) sums.products = tree_of_products<Team, kMostDim>(team, count, x, y, gain);
+  __syncwarp();  // before y is overwritten
+  return sums;
+}
+
+/// Bits of the scale that is stored with a row.
+__device__ __forceinline__ unsigned last_scale(const FirstScale& first, const ScaleSums<SumOfSegments>& sums,
+                                               ScaleRule rule, NumberType type) {
+  unsigned bits = first.bits;
+  if (first.d == 0.0f) return 0;
+  if (rule == ScaleRule::rms || sums.squares.value == 0.0f) return bits;
+  const float s = rule == ScaleRule::norm ? __fsqrt_rn(__fdiv_rn(first.length, sums.squares.value))
+                                          : __fdiv_rn(sums.products.value, sums.squares.value);
+  if (s == s) stored(s, type, bits);
+  return bits;
+}
+
+/// Quantizes rows with one scale. @return  as encode_searched()
+template <typename Team, int kMostDim>
+__device__ __noinline__ unsigned encode_with_row_scale(const BitRows<kMostDim>& rows, const HeadRows& head, int lane) {
+  const Team team(lane);
+  FirstScale first = first_scale(head, rows.type, [&](int s) { return segment_energy(rows, head.segments[s], team); });
+  if (team.row >= rows.count) first.d = 0.0f;
+  ScaleSums<SumOfSegments> sums;
   for (int s = 0; s < head.num_segments; ++s) {
-    const RowSegment& segment = head.segments[s];
-    const int count = segment.place.channels, first = segment.place.first_channel;
-    const float gain = segment.gain, t = __fmul_rn(gain, d);
-    const float* x = row + first;
-    leave_scale_out(team, y, x, count, t);
-    __syncwarp();
-    const bool has_values = search_codes(team, segment, rows, count, first, lane);
-    take_unit_values(team, segment, rows.tables, y, count, rows.codes_of(team.row) + first, t == 0.0f, has_values);
-    if (rows.rule == ScaleRule::rms) continue;
-    squares.add(__fmul_rn(__fmul_rn(gain, gain), tree_of_products<Team, kMostDim>(team, count, y, y, 1.0f)));
-    if (rows.rule != ScaleRule::norm) products.add(tree_of_products<Team, kMostDim>(team, count, x, y, gain));
-    __syncwarp();  // before y is overwritten
+    const ScaleSums<float> own = encode_segment(team, rows, head.segments[s], first.d, lane);
+    sums.squares.add(own.squares), sums.products.add(own.products);
   }
-  if (d == 0.0f) return 0;
-  if (rows.rule == ScaleRule::rms || squares.value == 0.0f) return result;
-  const float s = rows.rule == ScaleRule::norm ? __fsqrt_rn(__fdiv_rn(length.value, squares.value))
-                                               : __fdiv_rn(products.value, squares.value);
-  if (s == s) stored(s, rows.type, result);
-  return result;
+  return last_scale(first, sums, rows.rule, rows.type);
 }
 
 /// Neighboring codes of a unit and those of their bits that lie together: at most a word, which one lane packs.
@@ -273,30 +316,41 @@ struct PackedCodes {
     }
     return count * width < 32 ? packed & ((1u << (count * width)) - 1) : packed;
   }
+
+  /// Puts them into the words of the row, which other lanes do at the same time. @param codes  as pack()
+  __device__ __forceinline__ void put(const std::uint8_t* codes, unsigned* words) const {
+    if (count <= 0) return;
+    const unsigned packed = pack(codes), beyond = __funnelshift_l(packed, 0, at % 32);
+    atomicAdd(&words[at / 32], packed << at % 32);
+    if (beyond) atomicAdd(&words[at / 32 + 1], beyond);
+  }
 };
 
-/// Stores the codes of each team's row as a token's row of bits. All lanes of a warp call it. Not inlined, like
-/// leave_scale_out().
-/// @param tile   of the team's row; null: it is not stored
+/// Clears the words of each team's row. All lanes of a warp call it; a barrier has to follow.
 template <typename Team, int kMostDim>
-__device__ __noinline__ void store_bits(Team team, const BitRows<kMostDim>& rows, const HeadRows& head, bool value,
-                                        std::byte* tile, int token) {
-  const TileSide& side = rows.side;
-  unsigned* words = rows.words_of(team.row);
+__device__ __forceinline__ void clear_words(Team team, const BitRows<kMostDim>& rows) {
 #pragma unroll 1
-  for (int w = team.lane; w < side.row_words; w += Team::kWidth) words[w] = 0;
-  __syncwarp();
+  for (int w = team.lane; w < rows.side.row_words; w += Team::kWidth) rows.words_of(team.row)[w] = 0;
+}
+
+/// Puts the codes of each team's row into its words, from word number `first` on; a barrier has to follow.
+template <typename Team, int kMostDim>
+__device__ __forceinline__ void pack_words(Team team, const BitRows<kMostDim>& rows, const HeadRows& head, bool value,
+                                           int first) {
 #pragma unroll 1
-  for (int word = team.lane;; word += Team::kWidth) {
+  for (int word = first + team.lane;; word += Team::kWidth) {
     const auto own = PackedCodes::of(head, value, word);
     if (own.count < 0) break;
-    if (own.count == 0) continue;
-    const unsigned packed = own.pack(rows.codes_of(team.row)), beyond = __funnelshift_l(packed, 0, own.at % 32);
-    atomicAdd(&words[own.at / 32], packed << own.at % 32);
-    if (beyond) atomicAdd(&words[own.at / 32 + 1], beyond);
+    own.put(rows.codes_of(team.row), rows.words_of(team.row));
   }
-  __syncwarp();
-  if (tile == nullptr) return;
+}
+
+/// Stores the words of each team's row as a token's row of bits. @param tile  of the team's row
+template <typename Team, int kMostDim>
+__device__ __forceinline__ void store_words(Team team, const BitRows<kMostDim>& rows, bool value, std::byte* tile,
+                                            int token) {
+  const TileSide& side = rows.side;
+  const unsigned* words = rows.words_of(team.row);
   if (value) {
 #pragma unroll 1
     for (int y = team.lane; y < 4 * side.row_words; y += Team::kWidth)
@@ -308,62 +362,97 @@ __device__ __noinline__ void store_bits(Team team, const BitRows<kMostDim>& rows
   }
 }
 
+/// Stores the codes of each team's row as a token's row of bits. All lanes of a warp call it. Not inlined, like
+/// leave_scale_out().
+/// @param tile  of the team's row; null: it is not stored
+template <typename Team, int kMostDim>
+__device__ __noinline__ void store_bits(Team team, const BitRows<kMostDim>& rows, const HeadRows& head, bool value,
+                                        std::byte* tile, int token) {
+  clear_words(team, rows);
+  __syncwarp();
+  pack_words(team, rows, head, value, 0);
+  __syncwarp();
+  if (tile != nullptr) store_words(team, rows, value, tile, token);
+}
+
+/// Which of the warp's rows are finite: bit r is that of row r. All lanes of a warp call it.
+template <typename Team, int kMostDim>
+__device__ __forceinline__ unsigned finite_rows(Team team, const BitRows<kMostDim>& rows) {
+  bool own = true;
+  const float* x = rows.row_of(team);
+  team.template for_each<4>(rows.dim, [&](int c) { own = own && is_finite(x[c]); });
+  return Team::all_of_each(own);
+}
+
+/// Quantizes the groups of a segment, each with scales of its own. All lanes of a warp call it.
+/// @param finite  finite_rows(); the others are searched, too, for nothing
+/// @param put     (row, number, bits): stores a number of a row; all lanes of the row's team call it
+template <typename Team, int kMostDim, typename Put>
+__device__ __forceinline__ void encode_groups(Team team, const BitRows<kMostDim>& rows, const HeadRows& head,
+                                              const RowSegment& segment, unsigned finite, Put put, int lane) {
+  const bool affine = segment.kind == CodeKind::affine;
+  // Symmetric codes of a trellis coder take its rule if they have it.
+  const ScaleRule uniform_rule = rows.rule == ScaleRule::rms ? ScaleRule::norm : rows.rule;
+  const int count = segment.group_size;
+  for (int g = 0; g < segment.place.channels / count; ++g) {
+    const int first = segment.place.first_channel + g * count, number = segment.first_number + g;
+    if (segment.kind == CodeKind::codebook || segment.kind == CodeKind::trellis) {
+      const unsigned scale = encode_searched<Team>(rows, segment, first, lane);
+      if (team.row < rows.count) put(team.row, number, scale);
+      continue;
+    }
+    for (int r = 0; r < rows.count; ++r) {
+      if (!(finite >> r & 1u)) continue;
+      const GroupNumbers found = encode_uniform<kMostDim>(
+          rows.x_of(r) + first, {segment.place.bits, count, affine, rows.side.integer_zero, uniform_rule}, rows.type,
+          rows.codes_of(r) + first, lane);
+      put(r, number, found.scale);
+      if (affine) put(r, head.groups + number, found.second);
+    }
+  }
+}
+
+__device__ __forceinline__ void put_number(std::byte* tile, const TileSide& side, int token, int number,
+                                           unsigned bits) {
+  store_number(tile + number_offset(side, token, 0, number), side, bits);
+}
+
+/// Clears the codes of rows that are not finite, and stores the numbers that no group has. All lanes of a warp call it.
+/// @param tile, token  code_bit_rows()
+template <typename Team, int kMostDim>
+__device__ __forceinline__ void finish_rows(Team team, const BitRows<kMostDim>& rows, const HeadRows& head,
+                                            bool one_scale, unsigned finite, std::byte* tile, int token) {
+  const bool affine = head.num_segments > 0 && head.segments[0].kind == CodeKind::affine;
+  const int used = one_scale ? min(1, head.num_segments) : affine ? 2 * head.groups : head.groups;
+  const bool is_finite_team = finite >> team.row & 1u;
+  if (!is_finite_team) team.for_each(rows.dim, [&](int c) { rows.codes_of(team.row)[c] = 0; });
+  if (tile == nullptr) return;
+  for (int i = is_finite_team ? used + team.lane : team.lane; i < rows.side.numbers; i += Team::kWidth)
+    put_number(tile, rows.side, token, i, i < used ? quiet_nan(rows.type) : 0);
+}
+
 /// Quantizes rows of bit tiles and stores them. All lanes of a warp call it; it ends with a barrier.
 /// @param tile   of the team's row; null: it is not stored
 /// @param token  of the team's row in the tile
-/// @return       bit r: row r is finite
+/// @return       finite_rows()
 template <typename Team, int kMostDim>
 __device__ __forceinline__ unsigned code_bit_rows(Team team, const BitRows<kMostDim>& rows, const HeadRows& head,
                                                   const RowCode& code, bool value, int clip_rank, std::byte* tile,
                                                   int token, int lane) {
-  const TileSide& side = rows.side;
-  const auto put = [&](int number, unsigned bits) {
-    store_number(tile + number_offset(side, token, 0, number), side, bits);
+  const unsigned finite = finite_rows(team, rows);
+  const auto put = [&](int row, int number, unsigned bits) {
+    if (tile != nullptr && lane == row * Team::kWidth && (finite >> row & 1u))
+      put_number(tile, rows.side, token, number, bits);
   };
-  const bool affine = head.num_segments > 0 && head.segments[0].kind == CodeKind::affine;
-  const int used = code.one_scale ? min(1, head.num_segments) : affine ? 2 * head.groups : head.groups;
-  bool own_finite = true;
-  const float* x = rows.row_of(team);
-  team.template for_each<4>(side.head_dim, [&](int c) { own_finite = own_finite && is_finite(x[c]); });
-  const unsigned finite = Team::all_of_each(own_finite);
-  const bool is_finite_team = finite >> team.row & 1u;
-  const auto put_of_team = [&](int number, unsigned bits) {
-    if (tile != nullptr && is_finite_team && team.lane == 0) put(number, bits);
-  };
-  // Rows that are not finite are searched with the others, for nothing.
   if (code.one_scale) {
-    if (head.num_segments > 0) put_of_team(0, encode_with_row_scale<Team>(rows, head, lane));
+    if (head.num_segments > 0) put(team.row, 0, encode_with_row_scale<Team>(rows, head, lane));
   } else {
     for (int r = 0; clip_rank > 0 && r < rows.count; ++r)
-      if (finite >> r & 1u) clip_row<kMostDim>(rows.x_of(r), side.head_dim, clip_rank, lane);
-    // Symmetric codes of a trellis coder take its rule if they have it.
-    const ScaleRule uniform_rule = rows.rule == ScaleRule::rms ? ScaleRule::norm : rows.rule;
-    for (int s = 0; s < head.num_segments; ++s) {
-      const RowSegment& segment = head.segments[s];
-      const int count = segment.group_size;
-      for (int g = 0; g < segment.place.channels / count; ++g) {
-        const int first = segment.place.first_channel + g * count, number = segment.first_number + g;
-        if (segment.kind == CodeKind::codebook || segment.kind == CodeKind::trellis) {
-          put_of_team(number, encode_searched<Team>(rows, segment, first, lane));
-          continue;
-        }
-        for (int r = 0; r < rows.count; ++r) {
-          if (!(finite >> r & 1u)) continue;
-          const GroupNumbers found = encode_uniform<kMostDim>(
-              rows.x_of(r) + first, {segment.place.bits, count, affine, side.integer_zero, uniform_rule}, rows.type,
-              rows.codes_of(r) + first, lane);
-          if (lane != r * Team::kWidth) continue;
-          put(number, found.scale);
-          if (affine) put(head.groups + number, found.second);
-        }
-      }
-    }
+      if (finite >> r & 1u) clip_row<kMostDim>(rows.x_of(r), rows.dim, clip_rank, lane);
+    for (int s = 0; s < head.num_segments; ++s) encode_groups(team, rows, head, head.segments[s], finite, put, lane);
   }
   __syncwarp();
-  if (!is_finite_team) team.for_each(side.head_dim, [&](int c) { rows.codes_of(team.row)[c] = 0; });
-  if (tile != nullptr)
-    for (int i = is_finite_team ? used + team.lane : team.lane; i < side.numbers; i += Team::kWidth)
-      put(i, i < used ? quiet_nan(rows.type) : 0);
+  finish_rows(team, rows, head, code.one_scale, finite, tile, token);
   store_bits(team, rows, head, value, tile, token);
   __syncwarp();
   return finite;

@@ -1,4 +1,4 @@
-#include <kvq/runtime/kernels/quantize_write/dense_layout.h>
+#include <kvq/runtime/kernels/quantize_write/few_rows.h>
 #include <kvq/runtime/kernels/quantize_write/nearest.h>
 #include <kvq/runtime/kernels/quantize_write/variant.h>
 #include <kvq/device/launch.cuh>
@@ -7,80 +7,18 @@
 #include <kvq/runtime/kernels/common/generic_rows.cuh>
 #include <kvq/runtime/kernels/common/row_teams.cuh>
 #include <kvq/runtime/kernels/quantize_write/code_rows.cuh>
+#include <kvq/runtime/kernels/quantize_write/rotate_rows.cuh>
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 /// Generic write: rotates rows, quantizes and stores them in any format. A block takes up to 16 tokens of one head and
-/// side: fewer if there are blocks to spare, because a warp may quantize its rows one after the other.
+/// side: fewer if there are blocks to spare, because a warp may quantize its rows one after the other. few_rows.h takes
+/// rows of bit tiles of calls with so few rows that each can have a block.
 namespace kvq {
 
 namespace generic {
-
-/// The first kRows rows of a block times a packed dense rotation (RotationLayout): its elements are sums of two 16-bit
-/// numbers. All threads of the block call it; begins and ends with a barrier.
-template <typename T, int kRows, int kMostDim>
-__device__ __forceinline__ void multiply_packed(GenericRows<kMostDim>& rows, int dim, const std::byte* rotation) {
-  constexpr int kColumns = kMostDim / kThreads;
-  const RotationLayout layout{dim};
-  float sums[kColumns][kRows] = {};
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int n = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (n >= dim) continue;
-    // With few rows there is little else to do while loads are in flight, so there are more loads.
-#pragma unroll(kRows <= 4 ? 4 : 1)
-    for (int k = 0; k < dim; k += 8) {  // eight rows of R that are adjacent in the layout
-      const int slab = k / RotationLayout::kSlabRows, in_slab = k % RotationLayout::kSlabRows;
-      const uint4 high = __ldg(reinterpret_cast<const uint4*>(rotation + layout.offset(slab, 0, in_slab, n))),
-                  low = __ldg(reinterpret_cast<const uint4*>(rotation + layout.offset(slab, 1, in_slab, n)));
-      const T *h = reinterpret_cast<const T*>(&high), *l = reinterpret_cast<const T*>(&low);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float m = to_float(h[e]) + to_float(l[e]);
-        const int channel = RotationLayout::row_channel(slab, in_slab + e);
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) sums[i][r] = fmaf(rows.x[r][channel], m, sums[i][r]);
-      }
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    const int n = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (n >= dim) continue;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) rows.x[r][RotationLayout::column_channel(n)] = sums[i][r];
-  }
-  __syncthreads();
-}
-
-/// What rows are multiplied by, but for dense rotations. All lanes of a warp call it.
-/// @param x     0 behind the last channel
-/// @param head  of the rows
-template <typename T, int kMostDim, typename Team>
-__device__ __forceinline__ void rotate_rows(TeamRow<Team, kMostDim>& x, const WriteSide& from, int dim, int head,
-                                            Team team) {
-  const int entry = from.per_head ? head * dim : 0;
-  const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
-  if (from.factors) {
-    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) {
-      x[j] *= to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
-    });
-  } else if (from.signs) {
-    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) { x[j] *= static_cast<float>(from.signs[entry + c]); });
-  }
-  if (from.rotation && row_scale != 1.0f)
-#pragma unroll
-    for (float& own : x) own *= row_scale;
-  if (from.order <= 1) return;
-  transform(x, from.order, team);
-  const float norm = __frcp_rn(__fsqrt_rn(static_cast<float>(from.order)));
-#pragma unroll
-  for (float& own : x) own *= norm;
-}
 
 /// The nearest centroid of each of the block's rows, while it is searched.
 struct NearestCentroids {
@@ -201,9 +139,9 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
     if (!from.rotation) return;
     const std::byte* rotation = from.rotation + head * from.rotation_stride;
     if (block_tokens == kWarps)
-      multiply_packed<T, kWarps>(rows, dim, rotation);
+      multiply_packed<T, kWarps>(rows.x, dim, rotation);
     else
-      multiply_packed<T, kTileTokens>(rows, dim, rotation);
+      multiply_packed<T, kTileTokens>(rows.x, dim, rotation);
   };
   rotate_block([](int, int, float x) { return x; });
   if (from.center) {
@@ -322,16 +260,17 @@ Status plan_write(WriteLaunch& launch) {
   launch.shared_bytes = most - static_cast<int>(attributes.sharedSizeBytes);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-  const Status status = cuda_status(error, "quantize_write: generic: plan");
-  return status.ok() ? plan_centroids(launch, std::is_same_v<T, __nv_bfloat16>) : status;
+  Status status = cuda_status(error, "quantize_write: generic: plan");
+  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
+  if (status.ok() && has_bits(launch.format)) status = plan_few_rows(launch, kBf16);
+  return status.ok() ? plan_centroids(launch, kBf16) : status;
 }
 
+/// Jobs of the same kind: few_rows.h takes the rows of all of them, or of none.
 template <typename T>
-Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_job, int jobs, CUstream_st* stream) {
-  if (given.num_tokens == 0) return {};
-  WriteParams params = given;
-  const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
-  if (!chosen.ok()) return chosen;
+Status run_alike(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
+  if (takes_few_rows(launch, params, first_job >= params.num_kv_heads, jobs))
+    return run_few_rows(launch, params, first_job, jobs, std::is_same_v<T, __nv_bfloat16>, stream);
   const auto runs_of = [&](int warp_rows) {
     return (params.num_tokens + kWarps * warp_rows - 1) / (kWarps * warp_rows);
   };
@@ -353,6 +292,20 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
   return cuda_status(launch_kernel(kernel_of<T>(launch.format), grid, kThreads, warps * memory.bytes(), false, stream,
                                    params, launch.format, memory, warps, warp_rows, first_job),
                      "quantize_write: generic: launch");
+}
+
+template <typename T>
+Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_job, int jobs, CUstream_st* stream) {
+  if (given.num_tokens == 0) return {};
+  WriteParams params = given;
+  const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
+  if (!chosen.ok()) return chosen;
+  const int heads = params.num_kv_heads, keys = std::max(0, heads - first_job), values = jobs - keys;
+  const auto is_few = [&](bool value) { return takes_few_rows(launch, params, value, jobs); };
+  if (keys == 0 || values == 0 || is_few(false) == is_few(true))
+    return run_alike<T>(launch, params, first_job, jobs, stream);
+  const Status status = run_alike<T>(launch, params, first_job, keys, stream);
+  return status.ok() ? run_alike<T>(launch, params, heads, values, stream) : status;
 }
 
 template <typename T>
