@@ -17,16 +17,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import vector_file
-from derive_vectors import (
-    BINARY64,
-    Real,
-    Spec,
-    from_decimal,
-    from_pattern,
-    hex_pattern,
-    rounded,
-    shortest_decimal,
-)
+from exact_numbers import BINARY64, Real, from_decimal, from_pattern, hex_pattern, rounded, shortest_decimal
+from packing_spec import Spec
 
 VECTORS = Path(__file__).resolve().parents[2] / "formats" / "transform_vectors.json"
 

@@ -7,8 +7,10 @@ import math
 import re
 from fractions import Fraction
 
-import derive_vectors as exact
+import derive_vectors
+import exact_numbers as exact
 import numpy as np
+import packing_spec
 import pytest
 from code_samples import spoiled
 
@@ -26,7 +28,7 @@ from kvq.scheme import (
     Trellis,
 )
 
-VECTORS = json.loads(exact.VECTORS.read_text())["vectors"]
+VECTORS = json.loads(derive_vectors.VECTORS.read_text())["vectors"]
 # To derive the trellis of eight bits takes longer than to derive all others.
 QUICK_FIRST = sorted(VECTORS, key=lambda vector: vector["coder"] == "trellis" and vector.get("bits") == 8)
 SCHEME_FIELDS = ("coder", "bits", "group_size", "scale_type", "scale_rule", "zero", "clip_ratio")
@@ -147,7 +149,7 @@ def test_torch_gives_every_number_of_the_vector(vector):
 
 
 def test_vectors_file_is_what_the_text_gives():
-    assert exact.vectors_text() == exact.VECTORS.read_text()
+    assert derive_vectors.vectors_text() == derive_vectors.VECTORS.read_text()
 
 
 def test_vectors_cover_what_packing_md_defines():
@@ -171,10 +173,10 @@ def test_vectors_cover_what_packing_md_defines():
 
 
 def test_steps_are_the_table_of_packing_md():
-    text = (exact.VECTORS.parent / "packing.md").read_text()
+    text = (derive_vectors.VECTORS.parent / "packing.md").read_text()
     table = [float(cell) for cell in re.search(r"\| step\[b\] \|(.*)\|", text)[1].split("|")]
     assert table == list(packing.GAUSSIAN_STEP[1:])
-    assert [exact.from_decimal(str(step)) for step in table] == list(exact.STEPS.values())
+    assert [exact.from_decimal(str(step)) for step in table] == list(packing_spec.STEPS.values())
 
 
 # Misreadings: each changes one step of packing.md, and at least one vector must detect it.
@@ -211,7 +213,7 @@ def split_without_padding(self, values):
 
 def flush_scale(self, value, scale_type):
     target = exact.SCALE_TYPES[scale_type]
-    result = exact.Spec.to_scale_type(exact.Spec(), value, scale_type)
+    result = packing_spec.Spec.to_scale_type(packing_spec.Spec(), value, scale_type)
     return exact.ZERO if result.magnitude < Fraction(2) ** target.min_exponent else result
 
 
@@ -244,11 +246,11 @@ def fused_decode(self, a, b, c):
 
 
 def refit_is_coded_again(self, x, bits, rule, scale_type):
-    group = exact.Spec.symmetric(self, x, bits, rule, scale_type)
+    group = packing_spec.Spec.symmetric(self, x, bits, rule, scale_type)
     if rule == "absmax" or group.scale.is_zero:
         return group
     codes = [self.symmetric_code(v, group.scale, bits) for v in x]
-    return exact.Group(codes, group.scale, None, group.decoded)
+    return packing_spec.Group(codes, group.scale, None, group.decoded)
 
 
 def zeros_before_the_group(self, codes, trellis):
@@ -324,16 +326,18 @@ def clip_bounds_infinity(self, row, case):
     """Only NaN poisons a row that is clipped."""
     if case.get("clip_ratio", 1) < 1:
         return None in row
-    return exact.Spec.is_poisoned(self, row, case)
+    return packing_spec.Spec.is_poisoned(self, row, case)
 
 
 def only_stored_channels(self, row, case):
-    return exact.Spec.is_poisoned(self, [x for x, width in zip(row, case.get("channel_bits", row)) if width != 0], case)
+    return packing_spec.Spec.is_poisoned(
+        self, [x for x, width in zip(row, case.get("channel_bits", row)) if width != 0], case
+    )
 
 
 def poisons_its_group(self, row, case):
     """Groups whose own channels are finite keep their scales."""
-    poisoned = exact.Spec.derive_poisoned(self, row, case)
+    poisoned = packing_spec.Spec.derive_poisoned(self, row, case)
     if "channel_bits" in case:
         return poisoned
     finite = self.derive_coded([x if exact.is_finite(x) else exact.ZERO for x in row], case)
@@ -382,29 +386,29 @@ def t_in_two_divisions(self, x, t, width):
     """(x / G) / d instead of x / (G d), for the gain 1.3 of the vector that is made for it."""
     gain = exact.from_decimal("1.3")
     d = self.to_scale_type(exact.divide(t, gain), "bf16")
-    return self.symmetric_code(exact.divide(exact.divide(x, gain), d), exact.STEPS[width], width)
+    return self.symmetric_code(exact.divide(exact.divide(x, gain), d), packing_spec.STEPS[width], width)
 
 
 def one_division(self, x, t, width):
-    return self.symmetric_code(x, exact.multiply(exact.STEPS[width], t), width)
+    return self.symmetric_code(x, exact.multiply(packing_spec.STEPS[width], t), width)
 
 
 def refit_of_one_segment(self, parts, values, d, case):
     """The scale of the widest segment alone."""
-    return exact.Spec.row_scale(self, parts[:1], values[:1], d, case)
+    return packing_spec.Spec.row_scale(self, parts[:1], values[:1], d, case)
 
 
 def refit_without_gains(self, parts, values, d, case):
-    return exact.Spec.row_scale(self, parts, values, d, case | {"gains_bits": ["3f800000"] * 8})
+    return packing_spec.Spec.row_scale(self, parts, values, d, case | {"gains_bits": ["3f800000"] * 8})
 
 
 def zero_without_values(self, parts, values, d, case):
-    scale = exact.Spec.row_scale(self, parts, values, d, case)
+    scale = packing_spec.Spec.row_scale(self, parts, values, d, case)
     return exact.ZERO if all(v.is_zero for own in values for v in own) else scale
 
 
 def negative_scale_is_refused(self, parts, values, d, case):
-    scale = exact.Spec.row_scale(self, parts, values, d, case)
+    scale = packing_spec.Spec.row_scale(self, parts, values, d, case)
     return d if scale.negative else scale
 
 
@@ -427,7 +431,7 @@ MISREADINGS = {
         "clip_index": lambda self, n, ratio: min(math.floor(Fraction(ratio) * n), n - 1)
     },
     "threshold index of n - 1": {"clip_index": lambda self, n, ratio: math.floor(ratio * (n - 1))},
-    "no upper clamp": {"clamp": lambda self, v, top: exact.Spec.clamp(self, v, 255)},
+    "no upper clamp": {"clamp": lambda self, v, top: packing_spec.Spec.clamp(self, v, 255)},
     "codes after the refit": {"symmetric": refit_is_coded_again},
     "levels without half": {"level": lambda self, c, bits: exact.Real.of(2 * c - 2**bits)},
     "lower entry on a threshold": {"nearest_entry": lambda self, y, thresholds: sum(t < y for t in thresholds)},
@@ -480,8 +484,12 @@ MISREADINGS = {
     "one scale: N = 0 gives 0": {"row_scale": zero_without_values},
     "one scale: negative P": {"row_scale": negative_scale_is_refused},
     "one scale: (s G) v": {"decoded": lambda self, s, gain, v: exact.multiply(exact.multiply(s, gain), v)},
-    "one scale: gains of the wrong width": {"gain": lambda self, w, case: exact.Spec.gain(self, max(w - 1, 1), case)},
-    "big-endian stream": {"pack_codes": lambda self, codes, bits: exact.Spec.pack_codes(self, codes, bits)[::-1]},
+    "one scale: gains of the wrong width": {
+        "gain": lambda self, w, case: packing_spec.Spec.gain(self, max(w - 1, 1), case)
+    },
+    "big-endian stream": {
+        "pack_codes": lambda self, codes, bits: packing_spec.Spec.pack_codes(self, codes, bits)[::-1]
+    },
 }
 
 
@@ -489,7 +497,7 @@ def test_a_vector_notices_every_other_order_of_divisions():
     """The field `why` of the vector claims it."""
     vector = next(v for v in VECTORS if v["name"] == "one scale, order of divisions")
     for other in (one_division, t_in_two_divisions):
-        spec = type("Misread", (exact.Spec,), {"unit_symmetric_code": other})()
+        spec = type("Misread", (packing_spec.Spec,), {"unit_symmetric_code": other})()
         assert spec.derive(inputs_of(vector))["codes"] != vector["codes"], other
 
 
@@ -499,12 +507,15 @@ def test_vectors_for_the_sum_notice_every_other_order():
         vector = next(v for v in VECTORS if v["name"] == name)
         orders = [left_to_right, first_and_second_half] + ([split_without_padding] if name != "tree of 8" else [])
         for order in orders:
-            assert type("Misread", (exact.Spec,), {"tree": order})().derive(inputs_of(vector)) != vector, (name, order)
+            assert type("Misread", (packing_spec.Spec,), {"tree": order})().derive(inputs_of(vector)) != vector, (
+                name,
+                order,
+            )
 
 
 @pytest.mark.parametrize("name", MISREADINGS)
 def test_vectors_notice_a_misreading(name):
-    spec = type("Misread", (exact.Spec,), MISREADINGS[name])()
+    spec = type("Misread", (packing_spec.Spec,), MISREADINGS[name])()
 
     def notices(vector: dict) -> bool:
         try:

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-import derive_vectors as exact
+import exact_numbers as exact
 import numpy as np
+import packing_spec
 import pytest
 from code_samples import (
     TRELLISES,
@@ -147,8 +148,8 @@ def test_most_groups_are_the_cheapest_that_close():
 def reference_viterbi(y: np.ndarray, scheme: Scheme) -> list[list[int]]:
     """Codes of each row by the script that derives the vectors."""
     theta = [exact.from_decimal(repr(float(t))) for t in scheme.theta]
-    rule = exact.Trellis(scheme.bits, scheme.memory, theta)
-    return [exact.Spec().viterbi([exact.from_decimal(repr(float(v))) for v in row], rule) for row in y]
+    rule = packing_spec.Trellis(scheme.bits, scheme.memory, theta)
+    return [packing_spec.Spec().viterbi([exact.from_decimal(repr(float(v))) for v in row], rule) for row in y]
 
 
 @pytest.mark.parametrize("bits, memory", [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)])
