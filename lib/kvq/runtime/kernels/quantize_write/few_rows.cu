@@ -7,7 +7,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <type_traits>
 
 namespace kvq {
 
@@ -61,10 +60,11 @@ struct FewRowsMemory {
 /// Writes one row of bits. Grid: [tokens, jobs], jobs as those of generic_write_kernel.
 /// Warps take turns with the row's segments. The last warp stores the row: what does not depend on codes it does while
 /// others search, because instructions that are executed once take longer to fetch than to execute.
-template <typename T, int kMostDim>
+/// @param bf16  rows are bfloat16, else fp16
+template <int kMostDim>
 __global__ void __launch_bounds__(kThreads, kFewBlocks)
     few_rows_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
-                    FewRowsMemory memory, int first_job) {
+                    FewRowsMemory memory, int first_job, bool bf16) {
   __shared__ __align__(16) float x[1][kMostDim];  // the rotated row
   __shared__ HeadRows head_rows;
   __shared__ BitRows<kMostDim> warp_rows[kWarps];
@@ -104,15 +104,18 @@ __global__ void __launch_bounds__(kThreads, kFewBlocks)
                        : page_tiles(p.pages, p.page_stride, p.page_shift, format, p.num_kv_heads, head, value)(slot);
   }
   if (warp == 0) {
-    const T* of_row = static_cast<const T*>(from.x) + token * from.token_stride + head * dim;
+    const auto* of_row = static_cast<const std::uint16_t*>(from.x) + token * from.token_stride + head * dim;
     TeamRow<OneRow, kMostDim> own = {};
-    for_each_slot<OneRow, kMostDim>(team, dim, [&](int j, int c) { own[j] = to_float(of_row[c]); });
-    rotate_rows<T, kMostDim>(own, from, dim, head, team);
+    for_each_slot<OneRow, kMostDim>(team, dim, [&](int j, int c) { own[j] = from_16_bits(of_row[c], bf16); });
+    rotate_rows<kMostDim>(own, from, bf16, dim, head, team);
     for_each_slot<OneRow, kMostDim>(team, dim, [&](int j, int c) { x[0][c] = own[j]; });
   }
   __syncthreads();
   if (to.tile == nullptr && to.window_row < 0) return;
-  if (from.rotation) multiply_packed<T, 1>(x, dim, from.rotation + head * from.rotation_stride);
+  if (from.rotation)
+    with_16_bit_type(bf16, [&](auto type) {
+      multiply_packed<decltype(type), 1>(x, dim, from.rotation + head * from.rotation_stride);
+    });
   if (from.center) {
     for (int c = thread; c < dim; c += kThreads) x[0][c] = __fsub_rn(x[0][c], from.center[head * dim + c]);
     __syncthreads();
@@ -171,13 +174,9 @@ __global__ void __launch_bounds__(kThreads, kFewBlocks)
 
 namespace {
 
-template <typename T>
-auto* few_rows_kernel_of(const CacheFormat& format) {
+auto* kernel_of(const CacheFormat& format) {
   const bool small = std::max(format.k.head_dim, format.v.head_dim) <= 128;
-  return small ? few_rows_kernel<T, 128> : few_rows_kernel<T, kGenericHeadDim>;
-}
-auto kernels_of(const CacheFormat& format, bool bf16, auto f) {
-  return bf16 ? f(few_rows_kernel_of<__nv_bfloat16>(format)) : f(few_rows_kernel_of<__half>(format));
+  return small ? few_rows_kernel<128> : few_rows_kernel<kGenericHeadDim>;
 }
 
 FewRowsMemory memory_of(const WriteLaunch& launch, const WriteParams& params) {
@@ -190,13 +189,12 @@ FewRowsMemory memory_of(const WriteLaunch& launch, const WriteParams& params) {
 
 }  // namespace generic
 
-Status plan_few_rows(WriteLaunch& launch, bool bf16) {
-  return generic::kernels_of(launch.format, bf16, [&](auto* kernel) {
-    cudaError_t error = load_kernel(kernel);
-    if (error == cudaSuccess)
-      error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
-    return cuda_status(error, "quantize_write: few rows: plan");
-  });
+Status plan_few_rows(const WriteLaunch& launch) {
+  auto* const kernel = generic::kernel_of(launch.format);
+  cudaError_t error = load_kernel(kernel);
+  if (error == cudaSuccess)
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
+  return cuda_status(error, "quantize_write: few rows: plan");
 }
 
 bool takes_few_rows(const WriteLaunch& launch, const WriteParams& params, bool value, int jobs) {
@@ -210,12 +208,10 @@ Status run_few_rows(const WriteLaunch& launch, const WriteParams& params, int fi
                     CUstream_st* stream) {
   const generic::FewRowsMemory memory = generic::memory_of(launch, params);
   const dim3 grid(static_cast<unsigned>(params.num_tokens), static_cast<unsigned>(jobs));
-  return generic::kernels_of(launch.format, bf16, [&](auto* kernel) {
-    // Blocks that wait for the kernel before have room beside each other: there are few of them.
-    return cuda_status(launch_kernel(kernel, grid, generic::kThreads, memory.bytes(), launch.overlapping, stream,
-                                     params, launch.format, memory, first_job),
-                       "quantize_write: few rows: launch");
-  });
+  // Blocks that wait for the kernel before have room beside each other: there are few of them.
+  return cuda_status(launch_kernel(generic::kernel_of(launch.format), grid, generic::kThreads, memory.bytes(),
+                                   launch.overlapping, stream, params, launch.format, memory, first_job, bf16),
+                     "quantize_write: few rows: launch");
 }
 
 }  // namespace kvq

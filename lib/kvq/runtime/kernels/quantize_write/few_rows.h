@@ -8,7 +8,7 @@
 namespace kvq {
 
 /// Loads the kernels for the launch's format onto the current device.
-Status plan_few_rows(WriteLaunch& launch, bool bf16);
+Status plan_few_rows(const WriteLaunch& launch);
 
 /// Whether run_few_rows() takes the keys or values of a call.
 /// @param jobs  heads of both sides that the call writes

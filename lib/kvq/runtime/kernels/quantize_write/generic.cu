@@ -81,10 +81,11 @@ constexpr int spare_blocks(const WriteParams& p) {
 /// @tparam kMostDim   largest head_dim: 128 or kGenericHeadDim
 /// @param bit_warps   warps of a block that quantize rows of bits: as many as dynamic shared memory has room for
 /// @param warp_rows   rows of a warp, at most kMostSearched
-template <typename T, RowKind kKind, int kMostDim>
+/// @param bf16        rows are bfloat16, else fp16
+template <RowKind kKind, int kMostDim>
 __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
     generic_write_kernel(const __grid_constant__ WriteParams p, const __grid_constant__ CacheFormat format,
-                         BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job) {
+                         BitRowMemory bit_memory, int bit_warps, int warp_rows, int first_job, bool bf16) {
   static_assert(kWarps * kMostSearched == kTileTokens);
   __shared__ GenericRows<kMostDim> rows;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -121,11 +122,12 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
   const auto rotate_own = [&](auto team, auto channel_of) {
     using Team = decltype(team);
     const int row = warp * warp_rows + min(team.row, warp_rows - 1);  // teams without a row take the last one, too
-    const T* of_row =
-        static_cast<const T*>(from.x) + min(first + row, p.num_tokens - 1) * from.token_stride + head * dim;
+    const auto* of_row =
+        static_cast<const std::uint16_t*>(from.x) + min(first + row, p.num_tokens - 1) * from.token_stride + head * dim;
     TeamRow<Team, kMostDim> x = {};
-    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) { x[j] = channel_of(row, c, to_float(of_row[c])); });
-    rotate_rows<T, kMostDim>(x, from, dim, head, team);
+    for_each_slot<Team, kMostDim>(team, dim,
+                                  [&](int j, int c) { x[j] = channel_of(row, c, from_16_bits(of_row[c], bf16)); });
+    rotate_rows<kMostDim>(x, from, bf16, dim, head, team);
 #pragma unroll
     for (int run = 0; run < kRuns<Team, kMostDim>; ++run)
       if (const int c = Team::kRun * run + 4 * team.lane; team.row < warp_rows && c < dim)
@@ -138,10 +140,12 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
       rotate_own(ManyRows(lane), channel_of);
     if (!from.rotation) return;
     const std::byte* rotation = from.rotation + head * from.rotation_stride;
-    if (block_tokens == kWarps)
-      multiply_packed<T, kWarps>(rows.x, dim, rotation);
-    else
-      multiply_packed<T, kTileTokens>(rows.x, dim, rotation);
+    with_16_bit_type(bf16, [&](auto type) {
+      if (block_tokens == kWarps)
+        multiply_packed<decltype(type), kWarps>(rows.x, dim, rotation);
+      else
+        multiply_packed<decltype(type), kTileTokens>(rows.x, dim, rotation);
+    });
   };
   rotate_block([](int, int, float x) { return x; });
   if (from.center) {
@@ -176,7 +180,8 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(kKind, kMostDim))
           nearest.index[0][thread] = 0;
         __syncthreads();
       } else {
-        search_centroids<T>(p, from, dim, head, first, rows.page, nearest);
+        with_16_bit_type(
+            bf16, [&](auto type) { search_centroids<decltype(type)>(p, from, dim, head, first, rows.page, nearest); });
       }
       rotate_block([&](int r, int c, float x) {
         return __fsub_rn(x, *centroid_channel(from.code, head, nearest.index[0][r], dim, c));
@@ -234,21 +239,20 @@ namespace {
 
 bool has_bits(const CacheFormat& format) { return format.k.is_bits() || format.v.is_bits(); }
 
-template <typename T, RowKind kKind>
+template <RowKind kKind>
 auto* kernel_of(const CacheFormat& format) {
   const bool small = std::max(format.k.head_dim, format.v.head_dim) <= 128;
-  return small ? generic_write_kernel<T, kKind, 128> : generic_write_kernel<T, kKind, kGenericHeadDim>;
+  return small ? generic_write_kernel<kKind, 128> : generic_write_kernel<kKind, kGenericHeadDim>;
 }
-template <typename T>
 auto* kernel_of(const CacheFormat& format) {
-  if (has_bits(format)) return kernel_of<T, RowKind::bits>(format);
-  return format.k.index_bytes > 0 || format.v.index_bytes > 0 ? kernel_of<T, RowKind::centroids>(format)
-                                                              : kernel_of<T, RowKind::plain>(format);
+  if (has_bits(format)) return kernel_of<RowKind::bits>(format);
+  return format.k.index_bytes > 0 || format.v.index_bytes > 0 ? kernel_of<RowKind::centroids>(format)
+                                                              : kernel_of<RowKind::plain>(format);
 }
 
-template <typename T>
+template <bool kBf16>
 Status plan_write(WriteLaunch& launch) {
-  auto* const kernel = kernel_of<T>(launch.format);
+  auto* const kernel = kernel_of(launch.format);
   cudaFuncAttributes attributes = {};
   int device = 0, most = 0;
   cudaError_t error = load_kernel(kernel, launch.overlapping);
@@ -261,16 +265,15 @@ Status plan_write(WriteLaunch& launch) {
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.shared_bytes);
   Status status = cuda_status(error, "quantize_write: generic: plan");
-  constexpr bool kBf16 = std::is_same_v<T, __nv_bfloat16>;
-  if (status.ok() && has_bits(launch.format)) status = plan_few_rows(launch, kBf16);
+  if (status.ok() && has_bits(launch.format)) status = plan_few_rows(launch);
   return status.ok() ? plan_centroids(launch, kBf16) : status;
 }
 
 /// Jobs of the same kind: few_rows.h takes the rows of all of them, or of none.
-template <typename T>
-Status run_alike(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, CUstream_st* stream) {
+Status run_alike(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, bool bf16,
+                 CUstream_st* stream) {
   if (takes_few_rows(launch, params, first_job >= params.num_kv_heads, jobs))
-    return run_few_rows(launch, params, first_job, jobs, std::is_same_v<T, __nv_bfloat16>, stream);
+    return run_few_rows(launch, params, first_job, jobs, bf16, stream);
   const auto runs_of = [&](int warp_rows) {
     return (params.num_tokens + kWarps * warp_rows - 1) / (kWarps * warp_rows);
   };
@@ -289,28 +292,28 @@ Status run_alike(const WriteLaunch& launch, const WriteParams& params, int first
                         memory.bytes(), launch.shared_bytes);
   // It does not overlap the kernel before it: blocks that wait there would run unevenly over multiprocessors later, and
   // few tokens took twice as long. The kernel behind it may overlap this one.
-  return cuda_status(launch_kernel(kernel_of<T>(launch.format), grid, kThreads, warps * memory.bytes(), false, stream,
-                                   params, launch.format, memory, warps, warp_rows, first_job),
+  return cuda_status(launch_kernel(kernel_of(launch.format), grid, kThreads, warps * memory.bytes(), false, stream,
+                                   params, launch.format, memory, warps, warp_rows, first_job, bf16),
                      "quantize_write: generic: launch");
 }
 
-template <typename T>
-Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_job, int jobs, CUstream_st* stream) {
+Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_job, int jobs, bool bf16,
+                CUstream_st* stream) {
   if (given.num_tokens == 0) return {};
   WriteParams params = given;
-  const Status chosen = choose_centroids(launch, params, std::is_same_v<T, __nv_bfloat16>, stream);
+  const Status chosen = choose_centroids(launch, params, bf16, stream);
   if (!chosen.ok()) return chosen;
   const int heads = params.num_kv_heads, keys = std::max(0, heads - first_job), values = jobs - keys;
   const auto is_few = [&](bool value) { return takes_few_rows(launch, params, value, jobs); };
   if (keys == 0 || values == 0 || is_few(false) == is_few(true))
-    return run_alike<T>(launch, params, first_job, jobs, stream);
-  const Status status = run_alike<T>(launch, params, first_job, keys, stream);
-  return status.ok() ? run_alike<T>(launch, params, heads, values, stream) : status;
+    return run_alike(launch, params, first_job, jobs, bf16, stream);
+  const Status status = run_alike(launch, params, first_job, keys, bf16, stream);
+  return status.ok() ? run_alike(launch, params, heads, values, bf16, stream) : status;
 }
 
-template <typename T>
+template <bool kBf16>
 Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_st* stream) {
-  return run_jobs<T>(launch, params, 0, 2 * params.num_kv_heads, stream);
+  return run_jobs(launch, params, 0, 2 * params.num_kv_heads, kBf16, stream);
 }
 
 }  // namespace
@@ -319,8 +322,7 @@ Status run_write(const WriteLaunch& launch, const WriteParams& params, CUstream_
 
 Status run_generic_write(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, bool bf16,
                          CUstream_st* stream) {
-  return bf16 ? generic::run_jobs<__nv_bfloat16>(launch, params, first_job, jobs, stream)
-              : generic::run_jobs<__half>(launch, params, first_job, jobs, stream);
+  return generic::run_jobs(launch, params, first_job, jobs, bf16, stream);
 }
 
 WriteVariant generic_write(const CacheFormat& format, bool bf16) {
@@ -331,8 +333,8 @@ WriteVariant generic_write(const CacheFormat& format, bool bf16) {
       .k_bfloat = format.k_bfloat,
       .v_bfloat = format.v_bfloat,
       .bf16 = bf16,
-      .plan_kernel = bf16 ? generic::plan_write<__nv_bfloat16> : generic::plan_write<__half>,
-      .run = bf16 ? generic::run_write<__nv_bfloat16> : generic::run_write<__half>,
+      .plan_kernel = bf16 ? generic::plan_write<true> : generic::plan_write<false>,
+      .run = bf16 ? generic::run_write<true> : generic::run_write<false>,
       .tuned = false,
   };
 }

@@ -5,8 +5,23 @@
 #include <kvq/runtime/kernels/common/generic_tiles.cuh>
 #include <kvq/runtime/kernels/common/row_teams.cuh>
 
-/// Rotations of rows of any head_dim, without tensor cores.
+/// Rotations of rows of any head_dim and 16-bit type, without tensor cores. The type is known at run time, because
+/// kernels with searches of all trellises take long to compile.
 namespace kvq::generic {
+
+/// A number of 16 bits. @param bf16  it is a bfloat16, else fp16
+__device__ __forceinline__ float from_16_bits(std::uint16_t bits, bool bf16) {
+  return bf16 ? __uint_as_float(static_cast<unsigned>(bits) << 16) : __half2float(__ushort_as_half(bits));
+}
+
+/// Calls f() with a number of the type.
+template <typename F>
+__device__ __forceinline__ void with_16_bit_type(bool bf16, F f) {
+  if (bf16)
+    f(__nv_bfloat16());
+  else
+    f(__half());
+}
 
 /// Rows [kRows, kMostDim] times a packed dense rotation (RotationLayout), in place: its elements are sums of two 16-bit
 /// numbers. All threads of the block call it; begins and ends with a barrier.
@@ -49,16 +64,16 @@ __device__ __forceinline__ void multiply_packed(float (*rows)[kMostDim], int dim
 
 /// What rows are multiplied by, but for dense rotations. All lanes of a warp call it.
 /// @param x     0 behind the last channel
+/// @param bf16  type of WriteSide::factors
 /// @param head  of the rows
-template <typename T, int kMostDim, typename Team>
-__device__ __forceinline__ void rotate_rows(TeamRow<Team, kMostDim>& x, const WriteSide& from, int dim, int head,
-                                            Team team) {
+template <int kMostDim, typename Team>
+__device__ __forceinline__ void rotate_rows(TeamRow<Team, kMostDim>& x, const WriteSide& from, bool bf16, int dim,
+                                            int head, Team team) {
   const int entry = from.per_head ? head * dim : 0;
   const float row_scale = from.row_scales ? from.row_scales[head] : 1.0f;
   if (from.factors) {
-    for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) {
-      x[j] *= to_float(reinterpret_cast<const T*>(from.factors)[entry + c]) * row_scale;
-    });
+    for_each_slot<Team, kMostDim>(
+        team, dim, [&](int j, int c) { x[j] *= from_16_bits(from.factors[entry + c], bf16) * row_scale; });
   } else if (from.signs) {
     for_each_slot<Team, kMostDim>(team, dim, [&](int j, int c) { x[j] *= static_cast<float>(from.signs[entry + c]); });
   }
