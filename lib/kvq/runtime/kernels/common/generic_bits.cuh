@@ -213,7 +213,7 @@ __device__ __forceinline__ FirstScale first_scale(const HeadRows& head, NumberTy
   return first;
 }
 
-/// What a row's codes say of its last scale.
+/// Sums over a row's codes, from which last_scale() follows.
 template <typename Sum>
 struct ScaleSums {
   Sum squares = {};   ///< of the codes' unit values times the gain
@@ -385,7 +385,7 @@ __device__ __forceinline__ unsigned finite_rows(Team team, const BitRows<kMostDi
 }
 
 /// Quantizes the groups of a segment, each with scales of its own. All lanes of a warp call it.
-/// @param finite  finite_rows(); the others are searched, too, for nothing
+/// @param finite  finite_rows(); trellises and codebooks quantize the other rows, too, for nothing
 /// @param put     (row, number, bits): stores a number of a row; all lanes of the row's team call it
 template <typename Team, int kMostDim, typename Put>
 __device__ __forceinline__ void encode_groups(Team team, const BitRows<kMostDim>& rows, const HeadRows& head,
@@ -412,6 +412,7 @@ __device__ __forceinline__ void encode_groups(Team team, const BitRows<kMostDim>
   }
 }
 
+/// Stores a number of a token's row. One lane calls it.
 __device__ __forceinline__ void put_number(std::byte* tile, const TileSide& side, int token, int number,
                                            unsigned bits) {
   store_number(tile + number_offset(side, token, 0, number), side, bits);

@@ -300,7 +300,7 @@ struct KnownTrellis {
       auto* gains = reinterpret_cast<unsigned*>(dynamic_shared(rows.memory + layout().gains_at(r, count)));
 #pragma unroll 1
       for (int at = lane; at < steps; at += 32) {
-        // Loops, because rows are long and a division takes more instructions, which have to be fetched.
+        // Loops in place of a remainder, which takes more instructions: all but short rows take one turn at most.
         int channel = at - kWarmUp;
 #pragma unroll 1
         while (channel < 0) channel += count;

@@ -12,7 +12,7 @@ namespace kvq {
 
 namespace generic {
 
-/// Blocks of a multiprocessor, which run at once, up to which each row has a block.
+/// Rows for each multiprocessor up to which a call has a block for each row: as many blocks as run there at once.
 constexpr int kFewBlocks = 4;
 
 /// Where a row goes.
@@ -57,9 +57,9 @@ struct FewRowsMemory {
   }
 };
 
-/// Writes one row of bits. Grid: [tokens, jobs], jobs as those of generic_write_kernel.
-/// Warps take turns with the row's segments. The last warp stores the row: what does not depend on codes it does while
-/// others search, because instructions that are executed once take longer to fetch than to execute.
+/// Writes one row of bits. Grid: [tokens, jobs], jobs as those of generic_write_kernel. Warp w quantizes the segments
+/// w, w + kWarps, and so on. The last warp stores the row. It computes the row's address, and where codes go in it,
+/// while other warps search: this code runs once, and takes longer to fetch than to execute.
 /// @param bf16  rows are bfloat16, else fp16
 template <int kMostDim>
 __global__ void __launch_bounds__(kThreads, kFewBlocks)
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kFewBlocks)
   __shared__ HeadRows head_rows;
   __shared__ BitRows<kMostDim> warp_rows[kWarps];
   __shared__ RowDestination to;
-  // Of rows with one scale, by segment: segment_energy() and encode_segment().
+  // Results of segment_energy() and encode_segment() for each segment of a row with one scale.
   constexpr int kMost = HeadRows::kMostSegments;
   __shared__ float energies[kMost], squares[kMost], products[kMost];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;

@@ -269,11 +269,10 @@ Status plan_write(WriteLaunch& launch) {
   return status.ok() ? plan_centroids(launch, kBf16) : status;
 }
 
-/// Jobs of the same kind: few_rows.h takes the rows of all of them, or of none.
-Status run_alike(const WriteLaunch& launch, const WriteParams& params, int first_job, int jobs, bool bf16,
-                 CUstream_st* stream) {
-  if (takes_few_rows(launch, params, first_job >= params.num_kv_heads, jobs))
-    return run_few_rows(launch, params, first_job, jobs, bf16, stream);
+/// Writes jobs by one launch. @param few  run_few_rows() takes their rows
+Status launch_jobs(const WriteLaunch& launch, const WriteParams& params, bool few, int first_job, int jobs, bool bf16,
+                   CUstream_st* stream) {
+  if (few) return run_few_rows(launch, params, first_job, jobs, bf16, stream);
   const auto runs_of = [&](int warp_rows) {
     return (params.num_tokens + kWarps * warp_rows - 1) / (kWarps * warp_rows);
   };
@@ -304,11 +303,12 @@ Status run_jobs(const WriteLaunch& launch, const WriteParams& given, int first_j
   const Status chosen = choose_centroids(launch, params, bf16, stream);
   if (!chosen.ok()) return chosen;
   const int heads = params.num_kv_heads, keys = std::max(0, heads - first_job), values = jobs - keys;
-  const auto is_few = [&](bool value) { return takes_few_rows(launch, params, value, jobs); };
-  if (keys == 0 || values == 0 || is_few(false) == is_few(true))
-    return run_alike(launch, params, first_job, jobs, bf16, stream);
-  const Status status = run_alike(launch, params, first_job, keys, bf16, stream);
-  return status.ok() ? run_alike(launch, params, heads, values, bf16, stream) : status;
+  const bool few_keys = takes_few_rows(launch, params, false, jobs),
+             few_values = takes_few_rows(launch, params, true, jobs);
+  if (keys == 0 || values == 0 || few_keys == few_values)
+    return launch_jobs(launch, params, keys > 0 ? few_keys : few_values, first_job, jobs, bf16, stream);
+  const Status status = launch_jobs(launch, params, few_keys, first_job, keys, bf16, stream);
+  return status.ok() ? launch_jobs(launch, params, few_values, heads, values, bf16, stream) : status;
 }
 
 template <bool kBf16>
