@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 import vector_file
-from packing_spec import Spec
+from packing_spec import Spec, with_patterns
 from vector_cases import CASES
-from vector_claims import check_whys, with_patterns
+from vector_claims import check_whys
 
 VECTORS = Path(__file__).resolve().parents[2] / "formats" / "vectors.json"
 

@@ -765,3 +765,27 @@ class Spec:
             **self.results(parts, scales, zeros, dropped, case),
             "decoded_bits": decoded + [self.decoded_without_bits(False)] * dropped,
         }
+
+
+def with_patterns(case: dict) -> dict:
+    """Replaces the decimals of codebooks, thetas, centroids and gains by the hex patterns of vectors.md."""
+
+    def patterns(texts):
+        return [hex_pattern(from_decimal(text)) for text in texts]
+
+    result = {}
+    for key, value in case.items():
+        if key == "codebook":
+            result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
+        elif key == "trellis":
+            result[key] = [
+                {name: entry for name, entry in t.items() if name != "theta"} | {"theta_bits": patterns(t["theta"])}
+                for t in value
+            ]
+        elif key == "centroids":
+            result["centroids_bits"] = [patterns(centroid) for centroid in value]
+        elif key == "gains":
+            result["gains_bits"] = patterns(value)
+        else:
+            result[key] = value
+    return result

@@ -3,34 +3,9 @@
 import math
 from fractions import Fraction
 
-from exact_numbers import Real, from_decimal, hex_pattern
-from packing_spec import Spec, Trellis
+from exact_numbers import Real
+from packing_spec import Spec, Trellis, with_patterns
 from vector_cases import CASES
-
-
-def with_patterns(case: dict) -> dict:
-    """Replaces the decimals of codebooks, thetas, centroids and gains by the hex patterns of vectors.md."""
-
-    def patterns(texts):
-        return [hex_pattern(from_decimal(text)) for text in texts]
-
-    result = {}
-    for key, value in case.items():
-        if key == "codebook":
-            result[key] = {str(bits): patterns(entries) for bits, entries in value.items()}
-        elif key == "trellis":
-            result[key] = [
-                {name: entry for name, entry in t.items() if name != "theta"} | {"theta_bits": patterns(t["theta"])}
-                for t in value
-            ]
-        elif key == "centroids":
-            result["centroids_bits"] = [patterns(centroid) for centroid in value]
-        elif key == "gains":
-            result["gains_bits"] = patterns(value)
-        else:
-            result[key] = value
-    return result
-
 
 # What the `why` of vectors of search `integer` claims: searches that find other codes, each as the methods in which its
 # Spec differs.
