@@ -20,7 +20,10 @@ esac
 
 scripts/setup.sh
 cmake --preset release -DKVQ_TESTS=OFF >/dev/null
-cmake --build --preset release --target kvq-calibrate kvq-inspect kvq-eval kvq-diff | tail -n 1
+build() { cmake --build --preset release --target kvq-calibrate kvq-inspect kvq-eval kvq-diff; }
+echo "building four tools in build/release/tools; this takes some minutes"
+# On a terminal ninja says on one line how far it is. Elsewhere that would be a line for each file.
+if [ -t 1 ]; then build; else build | tail -n 1; fi
 
 show() { printf '\n$ %s\n' "$*"; "$@"; }
 bin=build/release/tools
