@@ -232,35 +232,54 @@ void Block::end() {
 
 namespace {
 
+/// One turn of a warp: its lanes in a random order, each at most once.
+struct Turn {
+  Turn(Block& of, int warp) : block(&of), first(warp * kWarpThreads) {
+    count = std::min(kWarpThreads, static_cast<int>(of.threads.size()) - first);
+    from = static_cast<int>(random_below(static_cast<std::size_t>(count)));
+    backwards = random_below(2);
+  }
+
+  Block* block;
+  int first, count, from, taken = 0;
+  bool backwards, ran = false;  ///< ran: a lane did more than poll
+};
+Turn* turn = nullptr;  ///< the turn that runs
+
 /// Lets a warp's lanes run until each waits, at most for `turns` turns.
 /// @return false if lanes did nothing but poll
 bool run_warp(Block& block, int warp, int turns) {
   bool any = false;
-  const int first = warp * kWarpThreads;
-  const int count = std::min(kWarpThreads, static_cast<int>(block.threads.size()) - first);
   for (; turns > 0; --turns) {
-    bool ran = false;
-    const int turn = static_cast<int>(random_below(static_cast<std::size_t>(count)));
-    const bool backwards = random_below(2);
-    for (int i = 0; i < count; ++i) {
-      const int at = (turn + (backwards ? count - i : i)) % count;
-      Thread& thread = block.threads[static_cast<std::size_t>(first + at)];
-      if (!ready(thread)) continue;
-      const bool polls = thread.polls;
-      thread.polls = false;
-      if (!polls) ++progress;
-      thread.state = Thread::State::runs;
-      resume(thread);
-      if (thread.state == Thread::State::ended) --block.alive;
-      ran = ran || !thread.polls;
-    }
-    if (!ran) break;
+    Turn now(block, warp);
+    turn = &now;
+    run_threads();
+    turn = nullptr;
+    if (!now.ran) break;
     any = true;
   }
   return any;
 }
 
 }  // namespace
+
+Thread* next_thread() {
+  if (running) {
+    if (running->state == Thread::State::ended) --turn->block->alive;
+    turn->ran = turn->ran || !running->polls;
+  }
+  while (turn->taken < turn->count) {
+    const int i = turn->taken++;
+    const int at = (turn->from + (turn->backwards ? turn->count - i : i)) % turn->count;
+    Thread& thread = turn->block->threads[static_cast<std::size_t>(turn->first + at)];
+    if (!ready(thread)) continue;
+    if (!thread.polls) ++progress;
+    thread.polls = false;
+    thread.state = Thread::State::runs;
+    return &thread;
+  }
+  return nullptr;
+}
 
 bool Block::run() {
   const int warps = static_cast<int>(meetings.size());

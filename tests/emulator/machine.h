@@ -127,9 +127,11 @@ struct Device {
 extern Thread* running;
 extern long long progress;  ///< counts events; if it stands still, there is a deadlock
 
-/// Lets a thread run until it yields or ends.
-void resume(Thread& thread);
-/// Returns from the running thread to the caller of resume().
+/// Runs threads, one after the other, while next_thread() names one.
+void run_threads();
+/// The thread that runs when the running one yields or ends. @return nullptr if the turn of its warp is over
+Thread* next_thread();
+/// Lets the next thread run, or returns to the caller of run_threads().
 void yield();
 /// Whether the condition that a yielded thread waits for is true.
 bool ready(const Thread& thread);

@@ -54,14 +54,17 @@ Stack scheduler;
 auto& idle_stacks = *new std::vector<Stack*>;
 
 #ifdef KVQ_EMULATOR_ASAN
+const Stack* left = nullptr;  ///< the stack that was left last
+
 /// Tells AddressSanitizer that a switch is done, and learns the scheduler's stack, which differs between host threads.
 void arrived(Stack& on) {
   const void* bottom = nullptr;
   std::size_t bytes = 0;
   __sanitizer_finish_switch_fiber(on.fake, &bottom, &bytes);
-  if (&on != &scheduler) scheduler.bottom = const_cast<void*>(bottom), scheduler.bytes = bytes;
+  if (left == &scheduler) scheduler.bottom = const_cast<void*>(bottom), scheduler.bytes = bytes;
 }
 void leave(Stack& from, Stack& to) {
+  left = &from;
   __sanitizer_start_switch_fiber(&from.fake, to.bottom, to.bytes);
   kvq_emulator_switch(&from.at, to.at);
   arrived(from);
@@ -71,6 +74,23 @@ void arrived(Stack&) {}
 void leave(Stack& from, Stack& to) { kvq_emulator_switch(&from.at, to.at); }
 #endif
 
+Stack& new_stack();
+
+/// The stack that runs next: of the next thread or, without one, the scheduler's.
+Stack& next_stack() {
+  Thread* next = next_thread();
+  running = next;
+  if (!next) return scheduler;
+  threadIdx = next->place.thread, blockIdx = next->place.block;
+  blockDim = next->place.block_dim, gridDim = next->place.grid_dim;
+  if (!next->stack) {
+    if (idle_stacks.empty()) idle_stacks.push_back(&new_stack());
+    next->stack = idle_stacks.back(), idle_stacks.pop_back();
+    static_cast<Stack*>(next->stack)->thread = next;
+  }
+  return *static_cast<Stack*>(next->stack);
+}
+
 void work(Stack& stack) {
   arrived(stack);
   for (;;) {
@@ -79,7 +99,7 @@ void work(Stack& stack) {
     thread.state = Thread::State::ended;
     thread.stack = nullptr;
     idle_stacks.push_back(&stack);
-    leave(stack, scheduler);
+    if (Stack& next = next_stack(); &next != &stack) leave(stack, next);
   }
 }
 
@@ -108,20 +128,15 @@ Stack& new_stack() {
 
 }  // namespace
 
-void resume(Thread& thread) {
-  running = &thread;
-  threadIdx = thread.place.thread, blockIdx = thread.place.block;
-  blockDim = thread.place.block_dim, gridDim = thread.place.grid_dim;
-  if (!thread.stack) {
-    if (idle_stacks.empty()) idle_stacks.push_back(&new_stack());
-    thread.stack = idle_stacks.back(), idle_stacks.pop_back();
-    static_cast<Stack*>(thread.stack)->thread = &thread;
-  }
-  leave(scheduler, *static_cast<Stack*>(thread.stack));
-  running = nullptr;
+void run_threads() {
+  if (Stack& next = next_stack(); &next != &scheduler) leave(scheduler, next);
 }
 
-void yield() { leave(*static_cast<Stack*>(running->stack), scheduler); }
+void yield() {
+  // The running thread itself is next only in a later turn, so it leaves its stack.
+  Stack& stack = *static_cast<Stack*>(running->stack);
+  leave(stack, next_stack());
+}
 
 void pause() {
   running->polls = true;
