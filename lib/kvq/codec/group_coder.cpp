@@ -16,41 +16,37 @@ namespace {
 using arithmetic::kLargestGroup;
 static_assert(viterbi::kMostStates == TrellisGroup::kMostStates);
 
-// A window of codes w = c[j] + c[j-1] 2^b + ... of m + 1 codes is a new state w mod 2^(b m) together with the oldest
-// code w div 2^(b m), and it is reached from the old state w div 2^b. So the costs of all windows are one sweep, and
-// the survivors the minimum over the 2^b slices of that array: both loops run over neighboring numbers.
+/// One channel's step of a search.
+struct FloatStep {
+  float y;
+  std::size_t states, branches;  ///< S, 2^b
+  const float* values;           ///< [S 2^b]
+  float* cost;                   ///< [S + kLanes]
+  float* next;                   ///< [S] memory
+  std::uint8_t* oldest;          ///< [S] the code that each survivor drops
+};
 
-/// Viterbi step of one channel y: updates the costs of all states and the code that each survivor drops.
-/// reached[w] = cost[w div branches] + (y - value[w])^2.
-KVQ_INLINE void step(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
-                     std::uint8_t* oldest) {
-  const std::size_t all = values.size() / cost.size();
-  viterbi::with_branches(all, [&](auto known) __attribute__((always_inline)) {
-    const std::size_t branches = known > 0 ? known : all;
-    const float* value = values.data();
-    float* out = reached.data();
-    for (std::size_t z = 0; z < cost.size(); ++z, value += branches, out += branches)
-      for (std::size_t c = 0; c < branches; ++c) {
-        const float e = y - value[c];
-        out[c] = cost[z] + e * e;
-      }
-  });
-  viterbi::keep_survivors<float>(reached, cost, oldest);
+/// A path to window w costs (y - value[w])^2 more.
+KVQ_STEP void take_step(const FloatStep& s) {
+  const auto wide = [&](std::size_t w, auto& to) KVQ_STEP_LAMBDA {
+    viterbi::load(s.values + w, to);
+    to = s.y - to;
+    to *= to;
+  };
+  const auto narrow = [&](std::size_t w) KVQ_STEP_LAMBDA {
+    const float e = s.y - s.values[w];
+    return e * e;
+  };
+  viterbi::take(s.cost, s.branches, s.states, s.next, s.oldest, wide, narrow);
+  for (std::size_t z = 0; z < s.states; ++z) s.cost[z] = s.next[z];
 }
 
-using Step = void (*)(float, std::span<const float>, std::span<float>, std::span<float>, std::uint8_t*);
-void step_plain(float y, std::span<const float> values, std::span<float> cost, std::span<float> reached,
-                std::uint8_t* oldest) {
-  step(y, values, cost, reached, oldest);
-}
+__attribute__((KVQ_UNSANITIZED)) void step_plain(const FloatStep& s) { take_step(s); }
 #ifdef KVQ_X86
-__attribute__((target("avx2"))) void step_avx2(float y, std::span<const float> values, std::span<float> cost,
-                                               std::span<float> reached, std::uint8_t* oldest) {
-  step(y, values, cost, reached, oldest);
-}
+__attribute__((target("avx2"), KVQ_UNSANITIZED)) void step_avx2(const FloatStep& s) { take_step(s); }
 #endif
 
-Step chosen_step() {
+auto chosen_step() {
 #ifdef KVQ_X86
   static const bool wide = __builtin_cpu_supports("avx2");
   if (wide) return step_avx2;
@@ -117,6 +113,7 @@ TrellisGroup::TrellisGroup(const TrellisTaps& taps, ScaleRule rule, ScaleType ty
       values_(std::size_t{1} << (taps.bits * (taps.memory + 1))),
       rule_(rule),
       type_(type) {
+  KVQ_ASSERT(values_.size() >> bits_ <= kMostStates);
   if (taps.search == TrellisSearch::integer) integer_search_.emplace(taps);
   for (std::size_t window = 0; window < values_.size(); ++window)
     for (std::size_t i = 0; i < taps.theta.size(); ++i) {
@@ -149,12 +146,13 @@ void TrellisGroup::values_of(std::span<const std::uint8_t> codes, std::span<floa
 
 std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
   const std::size_t states = values_.size() >> bits_, length = std::min(y.size(), kSeamLength);
-  std::vector<float> cost(states, 0.0f), reached(values_.size());
+  std::vector<float> cost(states + viterbi::kLanes, 0.0f), next(states);
   std::vector<std::uint8_t> oldest(2 * length * states);
-  const Step run = chosen_step();
+  const auto run = chosen_step();
   for (std::size_t i = 0; i < 2 * length; ++i)
-    run(i < length ? y[y.size() - length + i] : y[i - length], values_, cost, reached, oldest.data() + i * states);
-  auto state = static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin());
+    run({i < length ? y[y.size() - length + i] : y[i - length], states, values_.size() / states, values_.data(),
+         cost.data(), next.data(), oldest.data() + i * states});
+  auto state = static_cast<std::size_t>(std::min_element(cost.data(), cost.data() + states) - cost.data());
   for (std::size_t i = 2 * length; i-- > length;)
     state = viterbi::step_back(state, oldest.data() + i * states, bits_, memory_);
   return state;
@@ -164,11 +162,12 @@ void TrellisGroup::search(std::span<const float> y, std::span<std::uint8_t> code
   KVQ_ASSERT(y.size() >= kLeastChannels && y.size() <= kLargestGroup && codes.size() == y.size());
   if (integer_search_) return integer_search_->search(y, codes);
   const std::size_t states = values_.size() >> bits_, seam = seam_state(y);
-  std::vector<float> cost(states, std::numeric_limits<float>::infinity()), reached(values_.size());
+  std::vector<float> cost(states + viterbi::kLanes, std::numeric_limits<float>::infinity()), next(states);
   cost[seam] = 0.0f;
   std::vector<std::uint8_t> oldest(y.size() * states);
-  const Step run = chosen_step();
-  for (std::size_t j = 0; j < y.size(); ++j) run(y[j], values_, cost, reached, oldest.data() + j * states);
+  const auto run = chosen_step();
+  for (std::size_t j = 0; j < y.size(); ++j)
+    run({y[j], states, values_.size() / states, values_.data(), cost.data(), next.data(), oldest.data() + j * states});
   std::size_t state = seam;
   for (std::size_t j = y.size(); j-- > 0;) {
     codes[j] = static_cast<std::uint8_t>(state & ((std::size_t{1} << bits_) - 1));

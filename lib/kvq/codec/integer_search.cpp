@@ -1,8 +1,10 @@
 #include <kvq/codec/integer_search.h>
 #include <kvq/codec/viterbi_step.h>
+#include <kvq/core/error.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace kvq {
 
@@ -28,32 +30,33 @@ double clamped(double x, double most) { return x > -most ? std::min(x, most) : -
 
 /// The costs and gains of one step.
 struct IntegerStep {
-  std::span<const std::int32_t> windows;  ///< [S 2^b]
-  std::span<const std::int32_t> own;      ///< [2^b] what each code costs by itself at this channel
-  std::span<std::int32_t> cost;           ///< [S]
-  std::span<std::int32_t> reached;        ///< [S 2^b] memory
-  std::uint8_t* oldest;                   ///< [S]
+  std::size_t states, branches;  ///< S, 2^b
+  const std::int32_t* windows;   ///< [S 2^b]
+  const std::int32_t* own;       ///< what each code costs by itself at this channel: [2^b], repeated up to kLanes
+  std::int32_t* cost;            ///< [S + kLanes]
+  std::int32_t* next;            ///< [S + kLanes] memory
+  std::uint8_t* oldest;          ///< [S] the code that each survivor drops
 };
 
 /// Costs are relative to that of state 0, so that they do not grow with the number of steps.
-KVQ_INLINE void take_step(const IntegerStep& s) {
-  const std::size_t states = s.cost.size();
-  viterbi::with_branches(s.own.size(), [&](auto known) __attribute__((always_inline)) {
-    const std::size_t branches = known > 0 ? known : s.own.size();
-    const std::int32_t* window = s.windows.data();
-    std::int32_t* out = s.reached.data();
-    for (std::size_t z = 0; z < states; ++z, window += branches, out += branches)
-      for (std::size_t e = 0; e < branches; ++e) out[e] = s.cost[z] + window[e];
-  });
-  viterbi::keep_survivors<std::int32_t>(s.reached, s.cost, s.oldest);
-  const std::int32_t least = s.cost[0] + s.own[0];
-  const std::size_t mask = s.own.size() - 1;
-  for (std::size_t z = 0; z < states; ++z) s.cost[z] += s.own[z & mask] - least;
+KVQ_STEP void take_step(const IntegerStep& s) {
+  const auto wide = [&](std::size_t w, auto& to) KVQ_STEP_LAMBDA { viterbi::load(s.windows + w, to); };
+  const auto narrow = [&](std::size_t w) KVQ_STEP_LAMBDA { return s.windows[w]; };
+  viterbi::take(s.cost, s.branches, s.states, s.next, s.oldest, wide, narrow);
+  const std::int32_t least = s.next[0] + s.own[0];
+  const std::size_t mask = std::max(s.branches, viterbi::kLanes) - 1;
+  viterbi::Lanes<std::int32_t>::Vector path, more;
+  for (std::size_t z = 0; z < s.states; z += viterbi::kLanes) {
+    viterbi::load(s.next + z, path);
+    viterbi::load(s.own + (z & mask), more);
+    path += more - least;
+    std::memcpy(s.cost + z, &path, sizeof path);
+  }
 }
 
-void integers_plain(const IntegerStep& s) { take_step(s); }
+__attribute__((KVQ_UNSANITIZED)) void integers_plain(const IntegerStep& s) { take_step(s); }
 #ifdef KVQ_X86
-__attribute__((target("avx2"))) void integers_avx2(const IntegerStep& s) { take_step(s); }
+__attribute__((target("avx2"), KVQ_UNSANITIZED)) void integers_avx2(const IntegerStep& s) { take_step(s); }
 #endif
 
 auto chosen_integers() {
@@ -93,11 +96,12 @@ std::vector<std::int32_t> IntegerSearch::gains(std::span<const float> y) const {
   const std::size_t count = y.size();
   std::vector<std::int32_t> steps(count), gains;
   for (std::size_t j = 0; j < count; ++j) steps[j] = nearest(clamped(static_cast<double>(y[j]) * 256, kLargestY));
+  for (std::size_t k = 0; k < to_size(memory_); ++k) steps.push_back(steps[k]);  // behind the last, the first again
   gains.reserve(count * to_size(bits_));
   for (std::size_t j = 0; j < count; ++j)
     for (int i = 0; i < bits_; ++i) {
       std::int32_t sum = 8192;
-      for (int k = 0; k <= memory_; ++k) sum += steps[(j + to_size(k)) % count] * taps_[to_size(k * bits_ + i)];
+      for (int k = 0; k <= memory_; ++k) sum += steps[j + to_size(k)] * taps_[to_size(k * bits_ + i)];
       gains.push_back(sum >> 14);
     }
   return gains;
@@ -106,19 +110,21 @@ std::vector<std::int32_t> IntegerSearch::gains(std::span<const float> y) const {
 void IntegerSearch::search(std::span<const float> y, std::span<std::uint8_t> codes) const {
   const std::size_t count = y.size(), branches = std::size_t{1} << bits_, states = windows_.size() / branches;
   const std::vector<std::int32_t> gain = gains(y);
+  KVQ_ASSERT(states * branches == windows_.size() && states <= viterbi::kMostStates && codes.size() == count);
   const auto run_step = chosen_integers();
-  std::vector<std::int32_t> cost(states, 0), reached(windows_.size()), own(branches);
+  std::vector<std::int32_t> cost(states + viterbi::kLanes, 0), next(cost.size()),
+      own(std::max(branches, viterbi::kLanes));
   const std::size_t steps = count < to_size(kLeastOpen) ? to_size(kWarmUp) : count;
   std::vector<std::uint8_t> oldest(std::max(count, steps) * states);
   const auto take = [&](std::size_t channel, std::uint8_t* dropped) {
-    for (std::size_t e = 0; e < branches; ++e) {
+    for (std::size_t e = 0; e < own.size(); ++e) {
       own[e] = 0;
       for (std::size_t i = 0; i < to_size(bits_); ++i) {
         const std::int32_t x = gain[channel * to_size(bits_) + i];
         own[e] += (e >> i & 1) != 0 ? -x : x;
       }
     }
-    run_step({windows_, own, cost, reached, dropped});
+    run_step({states, branches, windows_.data(), own.data(), cost.data(), next.data(), dropped});
   };
   /// The state before step 0 of the path that is in `state` after `end` steps.
   const auto begin_of = [&](std::size_t state, std::size_t end) {
@@ -130,7 +136,7 @@ void IntegerSearch::search(std::span<const float> y, std::span<std::uint8_t> cod
   for (std::size_t j = 0; j < to_size(kWarmUp); ++j) take((to_size(kWarmUp) * (count - 1) + j) % count, oldest.data());
   for (std::size_t j = 0; j < steps; ++j) take(j % count, oldest.data() + j * states);
   const std::size_t seam =
-      begin_of(static_cast<std::size_t>(std::min_element(cost.begin(), cost.end()) - cost.begin()), steps);
+      begin_of(static_cast<std::size_t>(std::min_element(cost.data(), cost.data() + states) - cost.data()), steps);
   // 2. A short group's path has to close.
   if (count < to_size(kLeastOpen)) {
     std::fill(cost.begin(), cost.end(), kFarInUnits * unit_);
