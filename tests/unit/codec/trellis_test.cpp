@@ -6,6 +6,7 @@
 #include "support/random_data.h"
 #include "support/row_plans.h"
 #include "support/row_reference.h"
+#include "support/trellis_reference.h"
 
 #include <catch2/catch.hpp>
 
