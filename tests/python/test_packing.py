@@ -2,6 +2,7 @@
 
 import array
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -513,11 +514,33 @@ def test_vectors_for_the_sum_notice_every_other_order():
             )
 
 
+@functools.cache
+def steps_of(name: str) -> set[str]:
+    """The steps, of those that misreadings change, that the vector's derivation takes."""
+    vector = next(v for v in VECTORS if v["name"] == name)
+    spec, taken = packing_spec.Spec(), set()
+
+    def first_call(step: str):
+        def record(*args):
+            taken.add(step)
+            delattr(spec, step)
+            return getattr(spec, step)(*args)
+
+        return record
+
+    for step in {step for changes in MISREADINGS.values() for step in changes}:
+        setattr(spec, step, first_call(step))
+    assert spec.derive(inputs_of(vector)) == vector
+    return taken
+
+
 @pytest.mark.parametrize("name", MISREADINGS)
 def test_vectors_notice_a_misreading(name):
     spec = type("Misread", (packing_spec.Spec,), MISREADINGS[name])()
 
     def notices(vector: dict) -> bool:
+        if steps_of(vector["name"]).isdisjoint(MISREADINGS[name]):
+            return False
         try:
             return spec.derive(inputs_of(vector)) != vector
         except (AssertionError, OverflowError):  # a number that the format cannot hold
