@@ -1,5 +1,6 @@
 # KVQ_CUDA: AUTO uses nvcc if CMake finds it, ON requires nvcc, OFF does not look for nvcc. KVQ_HAVE_CUDA is the result:
 # targets with CUDA sources exist only if it is true; all other targets build and pass their tests without nvcc.
+include(KvqKernelTable)
 set(KVQ_HAVE_CUDA OFF)
 if(NOT KVQ_CUDA STREQUAL "OFF")
   include(CheckLanguage)
@@ -18,6 +19,10 @@ if(NOT KVQ_CUDA STREQUAL "OFF")
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4) # the first with __maxnreg__
       find_package(CUDAToolkit REQUIRED)
       set(KVQ_HAVE_CUDA ON)
+      # CI compiles the few kernels and never runs them. Optimized, they would take nvcc four times as long.
+      if(KVQ_KERNELS STREQUAL "few" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+        target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
+      endif()
     elseif(KVQ_CUDA STREQUAL "ON")
       message(
         FATAL_ERROR

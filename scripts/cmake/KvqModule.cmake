@@ -35,11 +35,15 @@ endif()
 # g++ 12 reports overlaps that are not there in inlined std::string concatenation (GCC bug 105329).
 target_compile_options(kvq_options INTERFACE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
 
-# kvq_compile_in_groups(<target> [ALONE <file>...]) lets KVQ_UNITY compile the target's sources in groups. ALONE: those
-# that define, in an unnamed namespace, what another one of the target defines, too.
+# kvq_compile_in_groups(<target> [SIZE <files>] [ALONE <file>...]) lets KVQ_UNITY compile the target in groups of files,
+# or as one group without SIZE. ALONE: those that define, in an unnamed namespace, what another one of the target
+# defines, too.
 function(kvq_compile_in_groups target)
-  cmake_parse_arguments(ARG "" "" "ALONE" ${ARGN})
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KVQ_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  cmake_parse_arguments(ARG "" "SIZE" "ALONE" ${ARGN})
+  if(NOT ARG_SIZE)
+    set(ARG_SIZE 0)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${KVQ_UNITY} UNITY_BUILD_BATCH_SIZE ${ARG_SIZE})
   set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 if(KVQ_UNITY)
@@ -71,7 +75,7 @@ function(kvq_module name)
   endforeach()
 endfunction()
 
-# kvq_compile_fast(<target>) is for code that calls the optimized code of the library: assertions and tools. Optimizing
+# kvq_compile_fast(<target>) is for code without loops over numbers: assertions, tools, and modules of text. Optimizing
 # assertions as much would take g++ a third more time, and clang with sanitizers a sixth more.
 function(kvq_compile_fast target)
   target_compile_options(

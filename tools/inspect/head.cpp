@@ -17,7 +17,7 @@ namespace kvq {
 
 namespace {
 
-constexpr int kBarCells = 24;
+constexpr int kScoreCells = 24;
 
 /// A RoPE block, its score and its width.
 struct BlockWidth {
@@ -67,11 +67,11 @@ std::vector<ChannelWidth> channel_widths(const TensorPlan& plan, int head, int d
   return widths;
 }
 
-/// A bar with one cell for each factor of two; `top` has kBarCells cells. A score falls by 4 for each bit, so one bit
+/// A bar with one cell for each factor of two; `top` has kScoreCells cells. A score falls by 4 for each bit, so one bit
 /// is two cells.
 std::string log_bar(double value, double top) {
   if (!(value > 0.0 && top > 0.0)) return "";
-  const int cells = std::clamp(kBarCells + static_cast<int>(std::lround(std::log2(value / top))), 0, kBarCells);
+  const int cells = std::clamp(kScoreCells + static_cast<int>(std::lround(std::log2(value / top))), 0, kScoreCells);
   std::string text;
   for (int i = 0; i < cells; ++i) text += "█";
   return text;
