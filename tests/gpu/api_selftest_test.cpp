@@ -1,5 +1,7 @@
 #include "api_rig.h"
+#include "coded_write_case.h"
 
+#include "support/random_data.h"
 #include "support/served_artifact.h"
 
 #include <kvq/codec/golden_rows.h>
@@ -43,6 +45,60 @@ Outcome selftest(const Artifact& artifact, kvq_model_options options = runtime::
   return outcome;
 }
 
+/// Widths of four heads that differ, from `widest` down; heads have 32 channels of the widest, and no two the same
+/// rest.
+BitAllocation widths_from(int widest, bool row_scale) {
+  BitAllocation a;
+  for (int head = 0; head < 4; ++head) {
+    for (int i = 0; i < 128; ++i)
+      a.channel_bits.push_back(static_cast<std::uint8_t>(widest - (i >= 32) - (i >= 64 + 8 * head)));
+    for (int i = 0; i < 128; ++i) a.channel_order.push_back(static_cast<std::uint16_t>(i));
+    for (int width = 1; row_scale && width <= kGainWidths; ++width)
+      a.segment_gain.push_back(width > widest || width < widest - 2 ? 1.0f : 0.5f + 0.25f * static_cast<float>(width));
+  }
+  return a;
+}
+
+/// A layer for each method's codes: trellis codes of 2 bits; of mixed widths with one scale; Block-GTQ's codebooks with
+/// a scale for each segment, beside TurboQuant's of 3 bits; OSCAR's Lloyd-Max codebook of 2 bits; codebooks of 4 bits
+/// behind dense rotations; residuals of k-means. Rotations and centers are those of a served artifact.
+Artifact coded_artifact(std::int64_t golden_tokens) {
+  Artifact artifact = first_layers(6, 0);
+  const auto set = [&](int layer, const TensorPlan& k, const TensorPlan& v) {
+    LayerPlan& plan = artifact.layers[static_cast<std::size_t>(layer)];
+    plan.k.coder = k.coder, plan.k.allocation = k.allocation;
+    plan.v->coder = v.coder, plan.v->allocation = v.allocation;
+    if (layer < 5) plan.k.clip_ratio.clear(), plan.v->clip_ratio.clear();  // only affine codes are clipped
+  };
+  const auto book = [](int bits, int group) {
+    return coded::codebooks(bits, group, false, ScaleRule::norm, ScaleType::fp16);
+  };
+  const TensorPlan trellis = coded::trellis({coded::taps(2, 3)}, 2, 128, ScaleRule::norm, ScaleType::fp16);
+  TensorPlan rates =
+      coded::trellis({coded::taps(1, 3), coded::taps(2, 3), coded::taps(3, 2)}, 3, 0, ScaleRule::norm, ScaleType::fp16);
+  TensorPlan segments = book(4, 0), lloyd_max = book(2, 128);
+  rates.allocation = widths_from(3, true), segments.allocation = widths_from(4, false);
+  std::get<CodebookCoder>(lloyd_max.coder).tables[2] = {-1.5104f, -0.4528f, 0.4528f, 1.5104f};
+  set(0, trellis, trellis), set(1, rates, rates), set(2, segments, book(3, 128)), set(3, lloyd_max, lloyd_max);
+  set(4, book(4, 128), book(4, 128));
+  const TensorPlan affine = coded::uniform(4, 128, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+  set(5, affine, affine);
+  LayerPlan& residuals = artifact.layers[5];
+  for (TensorPlan* side : {&residuals.k, &*residuals.v}) {
+    side->center.clear();
+    side->centroids = Centroids{
+        .count = 16,
+        .values = gaussian(4 * 16 * 128, side == &residuals.k ? 5 : 6),
+        .inertia = std::vector<double>(4, 0.5),
+    };
+  }
+  const Artifact rows = served_artifact({}, golden_tokens);
+  for (int layer = 0; layer < 6; ++layer)
+    artifact.golden[layer] =
+        code_golden_rows(artifact.layers[static_cast<std::size_t>(layer)], GoldenTokens(rows.golden.at(layer).tokens));
+  return artifact;
+}
+
 std::size_t firm_row(const GoldenSide& side) {
   for (std::size_t row = 3; row < side.firm.size(); ++row)
     if (side.firm[row]) return row;
@@ -69,6 +125,47 @@ TEST_CASE("Golden rows come out right on this device, for every page size and ra
     CHECK(layer.firm_faults + layer.soft_faults == 0);
     CHECK(layer.output_error > 0.0);
     CHECK(layer.output_error < 0x1p-7);
+  }
+}
+
+TEST_CASE("Golden rows in the codes of every method come out right, for every rank",
+          "[runtime][gpu][api][generic][emulated]") {
+  const int tp_size = GENERATE(1, 8);
+  const bool bf16 = tp_size == 1;
+  auto options = runtime::init<kvq_model_options>();
+  options.activation = bf16 ? KVQ_BF16 : KVQ_FP16, options.tp_size = tp_size, options.tp_rank = tp_size - 1;
+  const Outcome outcome = selftest(coded_artifact(40), options);
+  CAPTURE(tp_size, outcome.message);
+  CHECK(outcome.status == KVQ_OK);
+  for (const kvq_selftest_layer& layer : outcome.layers) {
+    CAPTURE(layer.layer, layer.message);
+    CHECK(layer.status == KVQ_OK);
+    CHECK(layer.rows == 2 * 40 * 4 / std::min(tp_size, 4));
+    CHECK(layer.firm_rows > layer.rows / 8);
+    CHECK(layer.firm_faults + layer.soft_faults == 0);
+    CHECK(layer.output_error > 0.0);
+    CHECK(layer.output_error < 0x1p-7);
+  }
+}
+
+TEST_CASE("A damaged golden byte or output fails in the codes of every method",
+          "[runtime][gpu][api][generic][emulated]") {
+  Artifact artifact = coded_artifact(24);
+  for (const int layer : {0, 1, 2, 3, 4, 5}) {
+    GoldenSide& side = layer % 2 ? artifact.golden[layer].v : artifact.golden[layer].k;
+    side.bytes[firm_row(side) * (side.bytes.size() / side.firm.size()) + 5] ^= 0x40;
+    std::vector<float>& out = artifact.golden[layer].out;
+    float largest = 0.0f;
+    for (std::size_t i = 0; i < 128; ++i) largest = std::max(largest, std::abs(out[i]));
+    out[9] += 0.05f * largest;
+  }
+  const Outcome outcome = selftest(artifact);
+  CHECK(outcome.status == KVQ_MISMATCH);
+  for (const kvq_selftest_layer& layer : outcome.layers) {
+    CAPTURE(layer.layer, layer.message);
+    CHECK(layer.firm_faults == 1);
+    CHECK(layer.write_status == KVQ_MISMATCH);
+    CHECK(layer.decode_status == KVQ_MISMATCH);
   }
 }
 
