@@ -45,6 +45,7 @@ CacheShape cache_of(const DecodeCase& c) {
       .new_tokens = c.new_tokens,
       .page_size = c.page_size,
       .exact = c.exact,
+      .memory = variant.k.segments ? 0 : c.memory,  // beside keys of Block-GTQ, values have codebooks
   };
 }
 

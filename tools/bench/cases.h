@@ -33,6 +33,7 @@ struct CacheShape {
   int new_tokens = 1;  ///< of each sequence: the last ones of its context
   int page_size = 64;
   Windows exact = {};  ///< tokens in the exact windows
+  int memory = 3;      ///< of the trellises of linear rows; 0: rows of 2 bits have a codebook
 
   int num_pages() const { return (context + page_size - 1) / page_size; }  ///< of one sequence
   PageLayout pages() const { return {k, v, num_kv_heads, page_size}; }
@@ -48,6 +49,7 @@ struct DecodeCase {
   int page_size = 64;
   Windows exact = {};
   CaseRotation rotation = CaseRotation::none;
+  int memory = 3;          ///< of the trellises of linear rows
   bool unchecked = false;  ///< also timed without checks of page and slot numbers
   bool append = false;     ///< also timed behind the write of the new tokens
 

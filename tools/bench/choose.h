@@ -22,7 +22,7 @@ const DecodeVariant& choose_generic_decode(const std::string& k, const std::stri
                                            bool bf16);
 /// @param memory  of linear rows; 0: rows of 2 bits are codes of a codebook
 /// @param rule    of linear rows
-const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16, int memory = 1,
+const WriteVariant& choose_write(const std::string& k, const std::string& v, int head_dim, bool bf16, int memory = 3,
                                  ScaleRule rule = ScaleRule::norm);
 /// Finds the variant that dequantizes the cache for prefill attention.
 const DequantizeVariant& choose_prefill(const std::string& k, const std::string& v, int head_dim, bool bf16);

@@ -48,11 +48,11 @@ double error_of(const DecodeCase& c, const Cache& cache, const HeadRotations& k,
 class Append {
  public:
   Append(const Device& device, const DecodeCase& c, const HeadRotations& k, const HeadRotations& v)
-      : variant_(&write_of(*c.variant)) {
+      : variant_(&write_of(c)) {
     check(variant_->plan(launch_));
     p_.k = side_of(c, c.variant->k, c.variant->k_bfloat, k), p_.v = side_of(c, c.variant->v, c.variant->v_bfloat, v);
-    if (c.variant->k.is_bits()) put_code(c, c.variant->k, c.variant->k_bfloat, p_.k);
-    if (c.variant->v.is_bits()) put_code(c, c.variant->v, c.variant->v_bfloat, p_.v);
+    if (c.variant->k.is_bits()) put_code(cache_of(c), Side::k, p_.k);
+    if (c.variant->v.is_bits()) put_code(cache_of(c), Side::v, p_.v);
     if (c.variant->k.index_bytes > 0) p_.k.code = centroid_code(memory_, k, c.variant->k, Side::k);
     if (c.variant->v.index_bytes > 0) p_.v.code = centroid_code(memory_, v, c.variant->v, Side::v);
     const std::int64_t k_elements = std::int64_t{c.batch} * c.new_tokens * p_.k.token_stride,
@@ -72,22 +72,21 @@ class Append {
   }
 
  private:
-  /// Of the trellises of linear rows: beside keys of mixed widths they are codebook codes, as Block-GTQ has them.
-  static int memory_of(const DecodeVariant& decode) { return decode.k.segments ? 0 : 1; }
   /// The write of a format: rows of bits by the kernels that artifacts of such rows get.
-  static const WriteVariant& write_of(const DecodeVariant& decode) {
+  static const WriteVariant& write_of(const DecodeCase& c) {
+    const DecodeVariant& decode = *c.variant;
     if (decode.k.is_bits() && decode.v.is_bits())
       return choose_write(side_name(decode.k, decode.k_bfloat), side_name(decode.v, decode.v_bfloat), decode.k.head_dim,
-                          decode.bf16, memory_of(decode));
+                          decode.bf16, cache_of(c).memory);
     for (const WriteVariant* row : write_variants())
       if (row->bf16 == decode.bf16 && cache_name(*row) == cache_name(decode) && row->k.head_dim == decode.k.head_dim)
         return *row;
     throw Error{ErrorKind::unsupported, fmt::format("{}: no tuned write has its format", decode.name)};
   }
   /// The codes of a side in bit tiles, those of `kvq-bench write`.
-  void put_code(const DecodeCase& c, const TileSide& side, bool bfloat, WriteSide& w) {
-    const TensorPlan plan = for_heads(bit_plan(side, bfloat, memory_of(*c.variant)), c.num_kv_heads);
-    const RowCodeData code = row_code_data(plan, c.num_kv_heads, side.head_dim);
+  void put_code(const CacheShape& shape, Side side, WriteSide& w) {
+    const TensorPlan plan = for_heads(bit_plan(shape, side), shape.num_kv_heads);
+    const RowCodeData code = row_code_data(plan, shape.num_kv_heads, (side == Side::v ? shape.v : shape.k).head_dim);
     w.code = code.values;
     w.code.heads = memory_.put(code.heads), w.code.tables = memory_.put(code.tables);
   }
@@ -149,16 +148,14 @@ DecodeResult measure_decode(const Device& device, const DecodeCase& c) {
   p.num_q_heads = c.num_q_heads;
   p.softmax_scale = 1.0f / std::sqrt(static_cast<float>(variant.k.head_dim));
   p.q = q, p.out = out, p.q_stride = p.out_stride = std::int64_t{c.num_q_heads} * variant.k.head_dim;
-  if (variant.k.is_bits()) p.cache.code_k = bits_code(memory, variant.k, variant.k_bfloat, c.num_kv_heads);
-  if (variant.v.is_bits()) p.cache.code_v = bits_code(memory, variant.v, variant.v_bfloat, c.num_kv_heads);
+  if (variant.k.is_bits()) p.cache.code_k = bits_code(memory, cache_of(c), Side::k);
+  if (variant.v.is_bits()) p.cache.code_v = bits_code(memory, cache_of(c), Side::v);
   if (variant.k.index_bytes > 0) p.cache.code_k = centroid_code(memory, k, variant.k, Side::k);
   if (variant.v.index_bytes > 0) p.cache.code_v = centroid_code(memory, v, variant.v, Side::v);
-  p.cache.rotation_k = variant.tuned && is_linear_format(variant.k)
-                           ? bits_rotation(memory, k, variant.k, variant.k_bfloat, Side::k)
-                           : key_rotation(memory, k);
-  p.cache.rotation_v = variant.tuned && is_linear_format(variant.v)
-                           ? bits_rotation(memory, v, variant.v, variant.v_bfloat, Side::v)
-                           : value_rotation(memory, v);
+  p.cache.rotation_k = variant.tuned && is_linear_format(variant.k) ? bits_rotation(memory, k, cache_of(c), Side::k)
+                                                                    : key_rotation(memory, k);
+  p.cache.rotation_v = variant.tuned && is_linear_format(variant.v) ? bits_rotation(memory, v, cache_of(c), Side::v)
+                                                                    : value_rotation(memory, v);
   if (c.new_tokens > 1) {
     std::vector<std::int32_t> q_indptr;
     for (int b = 0; b <= c.batch; ++b) q_indptr.push_back(b * c.new_tokens);

@@ -140,6 +140,9 @@ CLI::App* add_decode(CLI::App& app, BenchFlags& f) {
       ->check(whole_number(1, kMostNewTokens))
       ->capture_default_str();
   decode->add_flag("--generic", f.generic, "the generic kernels, which take all formats, instead of tuned ones");
+  decode->add_option("--memory", f.memory, "of linear rows: codes that a value of their trellises looks back on")
+      ->check(whole_number(1, 3))
+      ->capture_default_str();
   decode->add_flag("--append", f.append, "each case also as a layer of a step: behind the write of its new tokens");
   auto* explain =
       decode->add_flag("--explain", f.explain, "only say how calls are scheduled on an assumed device; needs no GPU");
@@ -299,6 +302,7 @@ Run decode_cases(const BenchFlags& f) {
                                     .page_size = f.page_size,
                                     .exact = exact ? Windows{} : windows_of(f),
                                     .rotation = exact ? CaseRotation::none : rotation_of(f),
+                                    .memory = f.memory,
                                     .unchecked = f.unchecked,
                                     .append = f.append && !exact,
                                 },

@@ -105,10 +105,9 @@ PrefillResult measure_prefill(const Device& device, const PrefillCase& c) {
   p.cache.faults = faults.record();
   p.num_tokens = c.batch * c.chunk, p.max_queries = c.chunk, p.max_keys = c.prefix + c.chunk;
   if (c.rows->k.is_bits()) {
-    p.cache.rotation_k = bits_rotation(memory, k, c.rows->k, c.rows->k_bfloat, Side::k),
-    p.cache.rotation_v = bits_rotation(memory, v, c.rows->v, c.rows->v_bfloat, Side::v);
-    p.cache.code_k = bits_code(memory, c.rows->k, c.rows->k_bfloat, c.num_kv_heads),
-    p.cache.code_v = bits_code(memory, c.rows->v, c.rows->v_bfloat, c.num_kv_heads);
+    p.cache.rotation_k = bits_rotation(memory, k, cache_of(c), Side::k),
+    p.cache.rotation_v = bits_rotation(memory, v, cache_of(c), Side::v);
+    p.cache.code_k = bits_code(memory, cache_of(c), Side::k), p.cache.code_v = bits_code(memory, cache_of(c), Side::v);
   } else {
     p.cache.rotation_k = key_rotation(memory, k), p.cache.rotation_v = value_rotation(memory, v);
   }

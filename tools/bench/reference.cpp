@@ -105,8 +105,8 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
   if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
-  const auto taps = [](int bits, int memory, std::vector<float> theta) {
-    return TrellisTaps{.bits = bits, .memory = memory, .search = TrellisSearch::integer, .theta = std::move(theta)};
+  const auto taps = [](int bits, int codes, std::vector<float> theta) {
+    return TrellisTaps{.bits = bits, .memory = codes, .search = TrellisSearch::integer, .theta = std::move(theta)};
   };
   const TrellisTaps two[] = {
       taps(2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}),
@@ -131,6 +131,11 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
   TensorPlan plan;
   plan.coder = coder, plan.allocation = widths;
   return plan;
+}
+
+TensorPlan bit_plan(const CacheShape& shape, Side side) {
+  const bool is_v = side == Side::v;
+  return bit_plan(is_v ? shape.v : shape.k, is_v ? shape.v_bfloat : shape.k_bfloat, shape.memory, ScaleRule::norm);
 }
 
 std::vector<float> centroids_of(const TileSide& tiles, Side side, int kv_head) {
@@ -161,7 +166,7 @@ StoredRows::StoredRows(const CacheShape& shape, const HostSequence& sequence, Si
       codes_(row_.size()) {
   if (side_.index_bytes > 0) centroids_ = centroids_of(side_, side, kv_head);
   if (!side_.is_bits()) return;
-  const TensorPlan plan = bit_plan(side_, bfloat_);
+  const TensorPlan plan = bit_plan(shape, side);
   codec_.emplace(plan, 0, side_.head_dim), segments_ = bit_segments(plan, 0, side_.head_dim);
 }
 

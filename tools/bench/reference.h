@@ -25,7 +25,9 @@ inline ScaleType number_type(bool bfloat) { return bfloat ? ScaleType::bf16 : Sc
 /// widths. More numbers: as many segments of codebook codes, as Block-GTQ has them.
 /// @param memory  of the trellises, 1 to 3; widths with fewer in packing.md have those. 0: rows of 2 bits are codes of
 /// a Lloyd-Max codebook
-TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory = 1, ScaleRule rule = ScaleRule::norm);
+TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule);
+/// Of a side of a cache.
+TensorPlan bit_plan(const CacheShape& shape, Side side);
 /// A plan of a single head for so many equal heads.
 TensorPlan for_heads(TensorPlan plan, int num_kv_heads);
 

@@ -109,12 +109,12 @@ DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations) {
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations) {
   return on_device(memory, rotations, rotations.results);
 }
-DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
-                             Side side) {
+DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, const CacheShape& shape, Side side) {
+  const TileSide& tiles = side == Side::v ? shape.v : shape.k;
   const bool linear = is_linear_format(tiles);
   const int dim = tiles.head_dim, bits = 32 * tiles.row_words;
   const std::vector<double> basis =
-      linear ? linear_basis(bit_plan(tiles, bfloat), 0, dim, side, bits) : std::vector<double>();
+      linear ? linear_basis(bit_plan(shape, side), 0, dim, side, bits) : std::vector<double>();
   std::vector<float> bases, inverses;
   for (const TensorPlan& plan : rotations.plans) {
     bases.insert(bases.end(), basis.begin(), basis.end());
@@ -131,9 +131,9 @@ DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, con
   return rotation;
 }
 
-RowCode bits_code(Memory& memory, const TileSide& tiles, bool bfloat, int num_kv_heads) {
-  const RowCodeData data =
-      row_code_data(for_heads(bit_plan(tiles, bfloat), num_kv_heads), num_kv_heads, tiles.head_dim);
+RowCode bits_code(Memory& memory, const CacheShape& shape, Side side) {
+  const int dim = side == Side::v ? shape.v.head_dim : shape.k.head_dim;
+  const RowCodeData data = row_code_data(for_heads(bit_plan(shape, side), shape.num_kv_heads), shape.num_kv_heads, dim);
   RowCode code = data.values;
   if (!data.segments.programs.empty()) {
     code.programs = memory.put(data.segments.programs);

@@ -27,10 +27,9 @@ HeadRotations random_rotations(CaseRotation kind, int num_kv_heads, int head_dim
 DeviceRotation key_rotation(Memory& memory, const HeadRotations& rotations);
 DeviceRotation value_rotation(Memory& memory, const HeadRotations& rotations);
 /// Likewise for a side in bit tiles (bit_plan()), with what tuned kernels multiply its rows by.
-DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, bool bfloat,
-                             Side side);
+DeviceRotation bits_rotation(Memory& memory, const HeadRotations& rotations, const CacheShape& shape, Side side);
 /// What kernels know of the rows of such a side.
-RowCode bits_code(Memory& memory, const TileSide& tiles, bool bfloat, int num_kv_heads);
+RowCode bits_code(Memory& memory, const CacheShape& shape, Side side);
 /// What kernels that read a cache know of the rows of a side with centroids (centroids_of()).
 RowCode centroid_code(Memory& memory, const HeadRotations& rotations, const TileSide& tiles, Side side);
 
