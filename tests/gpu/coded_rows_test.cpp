@@ -539,3 +539,27 @@ TEST_CASE("Prefill over linear rows", "[runtime][gpu][emulated]") {
   }
   check_prefill_outcome(prefill_coded(c, chunks));
 }
+
+TEST_CASE("Coded rows in small: tuned decode, dequantizing, prefill", "[runtime][gpu][sanitizer]") {
+  CodedCase c{.k_dim = 128, .v_dim = 128, .lengths = {70, 0, 33}, .sink_tokens = 3, .recent_tokens = 11};
+  SECTION("trellis codes") { c.k = trellis_plan(), c.v = trellis_plan(); }
+  SECTION("codebooks of mixed widths") {
+    std::vector<std::uint8_t> widths(20, std::uint8_t{4});
+    widths.resize(108, std::uint8_t{3}), widths.resize(128, std::uint8_t{2}), widths.resize(256, std::uint8_t{3});
+    c.k = mixed_plan(widths, 128, 1, ScaleType::fp16, 2400), c.v = plain_plan(3, 3, 128, ScaleType::fp16);
+    for (TensorPlan* plan : {&c.k, &c.v})
+      for (auto& [width, table] : std::get<CodebookCoder>(plan->coder).tables) make_levels(table, true);
+  }
+  SECTION("centroids") {
+    c.k = with_centroids(plain_plan(0, 4, 128, ScaleType::fp16), 128, 19, 2401);
+    c.v = with_centroids(plain_plan(0, 4, 128, ScaleType::fp16), 128, 200, 2402);
+  }
+  add_rotation(c.k, 128, 2403), add_hadamard(c.v, 128, 2404);
+  c.tuned = true;
+  check_outcome(decode_coded(c), 4e-3);
+  if (c.k.centroids) return;
+  c.tuned = false, c.bits = true;
+  check_coded_rows(c);
+  c.bf16 = false;
+  check_prefill_outcome(prefill_coded(c, {9, 20, 3}));
+}

@@ -434,6 +434,34 @@ TEST_CASE("A rank's heads are coded as the whole plan codes them", "[runtime][gp
   CHECK(joint_fault(joint, 3) == "v: joint centroids on 3 ranks: expected 1, because all heads of a token decide");
 }
 
+TEST_CASE("Writes of coded rows in small", "[runtime][gpu][sanitizer]") {
+  const auto check = [](const TensorPlan& k, const TensorPlan& v, int multiprocessors, std::string_view chosen) {
+    const LayerPlan layer = layer_of(k, 128, v, 128);
+    Target t = target_of(21, 16, 3);
+    for (int i = 0; i < 21; ++i) t.window_rows.push_back(i % 3 ? i + 8 : -1);
+    t.slots[7] = -1, t.multiprocessors = multiprocessors, t.chosen = chosen;
+    check_write_of(layer, t, random_rows(layer, 21, true, 101, true), true);
+  };
+  const TensorPlan book = codebooks(3, 128, false, ScaleRule::norm, ScaleType::fp16);
+  SECTION("codebooks, mixed widths") {
+    const TensorPlan rates =
+        mixed(codebooks(4, 0, true, ScaleRule::norm, ScaleType::fp16), 128,
+              {{0, 0, 0, 0, 20, 61, 97, 128}, {0, 0, 0, 0, 1, 18, 83, 128}, std::vector<int>(8)}, false);
+    for (const int multiprocessors : {1, 2, 1000})
+      check(rotated(rates, 128), permuted(book, 128), multiprocessors, "quantize_write_coded");
+  }
+  SECTION("trellises: a block for each row, and a warp") {
+    const TensorPlan rates =
+        mixed(trellis({taps(1, 3), taps(2, 3), taps(3, 2)}, 8, 0, ScaleRule::norm, ScaleType::fp16), 128,
+              some_widths(128), true);
+    for (const int multiprocessors : {1, 1000}) check(rotated(rates, 128), permuted(rates, 128), multiprocessors, "");
+  }
+  SECTION("nearest centroids by tensor cores") {
+    const TensorPlan code = uniform(4, 128, UniformLevels::affine, ScaleRule::minmax, ScaleType::fp16);
+    check(with_centroids(code, 70, false, 128), with_centroids(code, 300, true, 128), 1, "");
+  }
+}
+
 TEST_CASE("Golden rows in bit tiles and with indices come out right, and faults are found",
           "[runtime][gpu][generic][emulated]") {
   constexpr int kDim = 64, kTokens = 24;

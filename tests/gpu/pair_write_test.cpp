@@ -74,3 +74,11 @@ TEST_CASE("Trellis codes are the same without a workspace", "[runtime][gpu][emul
   t.chosen = "quantize_write_coded";
   check_write_of(layer, t, random_rows(layer, 21, true, 39), true);
 }
+
+TEST_CASE("Pairs of rows in small", "[runtime][gpu][sanitizer][pairs]") {
+  const TensorPlan plan = pair_trellis(3, ScaleRule::norm);
+  const LayerPlan layer = layer_of(rotated(plan, 128), 128, permuted(plan, 128), 128);
+  Target t = target_of(37, 16, 3);
+  t.chosen = "quantize_write_coded", t.round_tokens = 20, t.slots[7] = -1;
+  check_write_of(layer, t, random_rows(layer, 37, true, 40, true), true);
+}
