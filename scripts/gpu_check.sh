@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# Runs all checks that need a GPU: tests, compute-sanitizer, benchmark targets. Prints a table at the end.
+# Runs all checks that need a GPU: tests, self-tests of artifacts of every method, compute-sanitizer, benchmark targets.
+# Prints a table at the end.
 set -euo pipefail
 
 usage() {
   cat <<'TEXT'
 usage: scripts/gpu_check.sh [--bin DIR] [--out DIR] [--sdpa PYTHON]
 
-Runs kvq-test-gpu, a part of it under compute-sanitizer's four tools, and kvq-bench targets.
+Runs kvq-test-gpu, kvq-selftest for the sample calibrated by every method, a part of kvq-test-gpu under
+compute-sanitizer's four tools, and kvq-bench targets.
 
-  --bin DIR      take kvq-test-gpu and kvq-bench from DIR; otherwise they are built with nvcc
+  --bin DIR      take kvq-test-gpu, kvq-bench, kvq-calibrate and kvq-selftest from DIR; otherwise they are built with
+                 nvcc
   --out DIR      logs and targets.json go there [build/gpu_check]
   --sdpa PYTHON  compare with the PyTorch of this interpreter too
 
@@ -51,7 +54,40 @@ step() {
 }
 
 build() {
-  cmake -S "$root" --preset cuda -DKVQ_TESTS=ON && cmake --build "$root/build/cuda" --target kvq-test-gpu kvq-bench
+  cmake -S "$root" --preset cuda -DKVQ_TESTS=ON &&
+    cmake --build "$root/build/cuda" --target kvq-test-gpu kvq-bench kvq-calibrate kvq-selftest
+}
+# Flags of kvq-calibrate: every method, and every kind of codes in pages.
+artifacts=(
+  "--method oscar"
+  "--method oscar --composition uh --group-size 128"
+  "--method oscar --codebook lloyd-max"
+  "--method oscar --zero integer"
+  "--method quarot --coder symmetric --center kv"
+  "--method saw-int4"
+  "--method saw-int4 --hessian consistent"
+  "--method saw-int4 --transform balanced"
+  "--method saw-int4 --kmeans 64"
+  "--method saw-int4 --kmeans 300"
+  "--method tq-mse --bits 2"
+  "--method tq-mse --bits 3"
+  "--method tq-mse --bits 4"
+  "--method block-gtq --bits 2"
+  "--method block-gtq --bits 3"
+  "--method block-gtq --bits 3 --joint"
+  "--method kvq --budget-bits 2"
+  "--method kvq --budget-bits 2.5"
+  "--method kvq --target free"
+)
+selftests() {
+  local line flags type artifact=$out/selftest.safetensors
+  for line in "${artifacts[@]}"; do
+    echo "kvq-calibrate $line"
+    read -ra flags <<<"$line"
+    "$bin/kvq-calibrate" "$root/sample_data/calibration.h5" --quiet --layers 4 --output "$artifact" "${flags[@]}" ||
+      return 1
+    for type in bf16 fp16; do "$bin/kvq-selftest" "$artifact" --activation $type || return 1; done
+  done
 }
 find_sanitizer() {
   command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1
@@ -74,9 +110,10 @@ if [[ -z $bin ]]; then
   step "build" build
   tests=$root/build/cuda/tests tools=$root/build/cuda/tools bin=$out/bin
   mkdir -p "$bin"
-  ln -sf "$tests/kvq-test-gpu" "$tools/kvq-bench" "$bin/"
+  ln -sf "$tests/kvq-test-gpu" "$tools/kvq-bench" "$tools/kvq-calibrate" "$tools/kvq-selftest" "$bin/"
 fi
 step "tests" "$bin/kvq-test-gpu"
+step "selftest" selftests
 for tool in memcheck racecheck initcheck synccheck; do step "$tool" sanitize "$tool"; done
 step "bench" "$bin/kvq-bench" targets --quiet "${sdpa[@]}" --output "$out/targets.json"
 

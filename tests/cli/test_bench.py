@@ -343,7 +343,13 @@ def gpu_check(tmp_path: Path, programs: dict[str, str], *flags: object) -> subpr
 
 GPU, GOOD = (
     "echo 'Some GPU, 1.2.3'",
-    {"kvq-test-gpu": "exit 0", "kvq-bench": "echo 3 of 3 targets met", "compute-sanitizer": "exit 0"},
+    {
+        "kvq-test-gpu": "exit 0",
+        "kvq-bench": "echo 3 of 3 targets met",
+        "kvq-calibrate": "exit 0",
+        "kvq-selftest": "exit 0",
+        "compute-sanitizer": "exit 0",
+    },
 )
 
 
@@ -357,8 +363,8 @@ def test_gpu_check_passes(tmp_path):
     done = gpu_check(tmp_path, GOOD | {"nvidia-smi": GPU})
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [line[:2] for line in lines[-6:]] == [
-        [name, "pass"] for name in ("tests", "memcheck", "racecheck", "initcheck", "synccheck", "bench")
+    assert [line[:2] for line in lines[-7:]] == [
+        [name, "pass"] for name in ("tests", "selftest", "memcheck", "racecheck", "initcheck", "synccheck", "bench")
     ]
     assert "3 of 3 targets met" in done.stdout
 
@@ -368,6 +374,8 @@ def test_gpu_check_passes(tmp_path):
     [
         ("kvq-test-gpu", {"tests"}),
         ("kvq-bench", {"bench"}),
+        ("kvq-calibrate", {"selftest"}),
+        ("kvq-selftest", {"selftest"}),
         ("compute-sanitizer", {"memcheck", "racecheck", "initcheck", "synccheck"}),
     ],
 )
