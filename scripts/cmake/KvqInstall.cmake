@@ -97,3 +97,9 @@ install(
   FILES ${CMAKE_CURRENT_BINARY_DIR}/kvq-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/kvq-config-version.cmake
   DESTINATION ${package}
 )
+if(KVQ_KERNELS STREQUAL "few")
+  install(
+    CODE "message(NOTICE \"kvq: this library has few kernels, none of them optimized; -DKVQ_KERNELS=all builds all\")"
+    COMPONENT runtime
+  )
+endif()
