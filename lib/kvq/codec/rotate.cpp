@@ -21,6 +21,23 @@ std::span<const float> offset_of(const TensorPlan& plan, std::size_t entry, std:
                dim);
 }
 
+/// out[i] = sum of y[j] r[i][j], j = 0, 1, ... Eight sums at a time, because each waits for its last addition.
+void multiply(const float* r, std::span<const double> y, std::span<double> out) {
+  constexpr std::size_t kSums = 8;
+  const std::size_t d = y.size(), whole = d / kSums * kSums;
+  const double* factors = y.data();
+  for (std::size_t i = 0; i < whole; i += kSums) {
+    double sums[kSums] = {};
+    for (std::size_t j = 0; j < d; ++j)
+      for (std::size_t k = 0; k < kSums; ++k) sums[k] += factors[j] * double{r[(i + k) * d + j]};
+    std::copy_n(sums, kSums, out.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  for (std::size_t i = whole; i < d; ++i) {
+    out[i] = 0.0;
+    for (std::size_t j = 0; j < d; ++j) out[i] += factors[j] * double{r[i * d + j]};
+  }
+}
+
 }  // namespace
 
 void rotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x, std::span<float> x_rot, int centroid) {
@@ -56,11 +73,14 @@ void unrotate_row(const TensorPlan& plan, int kv_head, std::span<const float> x_
     if (!plan.rotation.signs.empty())
       for (std::size_t j = 0; j < d; ++j) y[j] *= plan.rotation.signs[h * d + j];
   } else if (plan.rotation.kind == RotationKind::dense) {
-    const bool orthogonal = plan.rotation.inverse.empty();
-    const float* r = (orthogonal ? plan.rotation.matrix : plan.rotation.inverse).data() + h * d * d;
     std::vector<double> out(d, 0.0);
-    for (std::size_t i = 0; i < d; ++i)
-      for (std::size_t j = 0; j < d; ++j) out[i] += y[j] * double{orthogonal ? r[i * d + j] : r[j * d + i]};
+    if (plan.rotation.inverse.empty()) {
+      multiply(plan.rotation.matrix.data() + h * d * d, y, out);
+    } else {
+      const float* r = plan.rotation.inverse.data() + h * d * d;
+      for (std::size_t j = 0; j < d; ++j)
+        for (std::size_t i = 0; i < d; ++i) out[i] += y[j] * double{r[j * d + i]};
+    }
     y.swap(out);
   }
   if (!plan.rotation.channel_scale.empty())
