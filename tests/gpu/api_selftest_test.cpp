@@ -106,6 +106,22 @@ std::size_t firm_row(const GoldenSide& side) {
   return 0;
 }
 
+/// @param rows  that each layer has; at least one in `least_firm` of them is firm
+void check_passed(const Outcome& outcome, std::int64_t rows, std::int64_t least_firm) {
+  CAPTURE(outcome.message);
+  CHECK(outcome.status == KVQ_OK);
+  CHECK(outcome.message.empty());
+  for (const kvq_selftest_layer& layer : outcome.layers) {
+    CAPTURE(layer.layer, layer.message);
+    CHECK(layer.status == KVQ_OK);
+    CHECK(layer.rows == rows);
+    CHECK(layer.firm_rows > rows / least_firm);
+    CHECK(layer.firm_faults + layer.soft_faults == 0);
+    CHECK(layer.output_error > 0.0);
+    CHECK(layer.output_error < 0x1p-7);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("Golden rows come out right on this device, for every page size and rank", "[runtime][gpu][api][emulated]") {
@@ -113,19 +129,8 @@ TEST_CASE("Golden rows come out right on this device, for every page size and ra
   const int page_size = GENERATE(16, 64), tp_size = GENERATE(1, 8);
   auto options = runtime::init<kvq_model_options>();
   options.page_size = page_size, options.tp_size = tp_size, options.tp_rank = tp_size - 1;
-  const Outcome outcome = selftest(artifact, options);
-  CAPTURE(page_size, tp_size, outcome.message);
-  CHECK(outcome.status == KVQ_OK);
-  CHECK(outcome.message.empty());
-  for (const kvq_selftest_layer& layer : outcome.layers) {
-    CAPTURE(layer.layer, layer.message);
-    CHECK(layer.status == KVQ_OK);
-    CHECK(layer.rows == 2 * 50 * 4 / std::min(tp_size, 4));
-    CHECK(layer.firm_rows > layer.rows / 4);
-    CHECK(layer.firm_faults + layer.soft_faults == 0);
-    CHECK(layer.output_error > 0.0);
-    CHECK(layer.output_error < 0x1p-7);
-  }
+  CAPTURE(page_size, tp_size);
+  check_passed(selftest(artifact, options), 2 * 50 * 4 / std::min(tp_size, 4), 4);
 }
 
 TEST_CASE("Golden rows in the codes of every method come out right, for every rank",
@@ -134,18 +139,8 @@ TEST_CASE("Golden rows in the codes of every method come out right, for every ra
   const bool bf16 = tp_size == 1;
   auto options = runtime::init<kvq_model_options>();
   options.activation = bf16 ? KVQ_BF16 : KVQ_FP16, options.tp_size = tp_size, options.tp_rank = tp_size - 1;
-  const Outcome outcome = selftest(coded_artifact(40), options);
-  CAPTURE(tp_size, outcome.message);
-  CHECK(outcome.status == KVQ_OK);
-  for (const kvq_selftest_layer& layer : outcome.layers) {
-    CAPTURE(layer.layer, layer.message);
-    CHECK(layer.status == KVQ_OK);
-    CHECK(layer.rows == 2 * 40 * 4 / std::min(tp_size, 4));
-    CHECK(layer.firm_rows > layer.rows / 8);
-    CHECK(layer.firm_faults + layer.soft_faults == 0);
-    CHECK(layer.output_error > 0.0);
-    CHECK(layer.output_error < 0x1p-7);
-  }
+  CAPTURE(tp_size);
+  check_passed(selftest(coded_artifact(40), options), 2 * 40 * 4 / std::min(tp_size, 4), 8);
 }
 
 TEST_CASE("A damaged golden byte or output fails in the codes of every method",
