@@ -58,7 +58,7 @@ build() {
     cmake --build "$root/build/cuda" --target kvq-test-gpu kvq-bench kvq-calibrate kvq-selftest
 }
 # Flags of kvq-calibrate: every method, and every kind of codes in pages.
-artifacts=(
+calibrations=(
   "--method oscar"
   "--method oscar --composition uh --group-size 128"
   "--method oscar --codebook lloyd-max"
@@ -81,7 +81,7 @@ artifacts=(
 )
 selftests() {
   local line flags type artifact=$out/selftest.safetensors
-  for line in "${artifacts[@]}"; do
+  for line in "${calibrations[@]}"; do
     echo "kvq-calibrate $line"
     read -ra flags <<<"$line"
     "$bin/kvq-calibrate" "$root/sample_data/calibration.h5" --quiet --layers 4 --output "$artifact" "${flags[@]}" ||

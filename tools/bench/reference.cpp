@@ -105,8 +105,8 @@ TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rul
   if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
-  const auto taps = [](int bits, int codes, std::vector<float> theta) {
-    return TrellisTaps{.bits = bits, .memory = codes, .search = TrellisSearch::integer, .theta = std::move(theta)};
+  const auto taps = [](int bits, int window, std::vector<float> theta) {
+    return TrellisTaps{.bits = bits, .memory = window, .search = TrellisSearch::integer, .theta = std::move(theta)};
   };
   const TrellisTaps two[] = {
       taps(2, 1, {1.48225427f, 0.918767927f, -0.792501826f, 0.993044327f}),
