@@ -3,6 +3,7 @@
 #include <kvq/core/error.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -28,30 +29,66 @@ std::int32_t nearest(double x) {
 /// x within [-most, most]; -most for NaN.
 double clamped(double x, double most) { return x > -most ? std::min(x, most) : -most; }
 
-/// The costs and gains of one step.
+/// One step. Costs are times 2^b; the lowest b bits of what a window costs are the code that it drops. So the smallest
+/// sum tells the cheapest path, the first of equal ones, and its dropped code. All fits 32 bits, because theta and y
+/// are clamped: with b = 8 and m = 1, the largest case, a step adds less than 2^20, and costs differ by less than 2^21.
 struct IntegerStep {
   std::size_t states, branches;  ///< S, 2^b
   const std::int32_t* windows;   ///< [S 2^b]
   const std::int32_t* own;       ///< what each code costs by itself at this channel: [2^b], repeated up to kLanes
-  std::int32_t* cost;            ///< [S + kLanes]
-  std::int32_t* next;            ///< [S + kLanes] memory
-  std::uint8_t* oldest;          ///< [S] the code that each survivor drops
+  const std::int32_t* cost;      ///< [S + kLanes] before the step
+  std::int32_t* next;            ///< [S + kLanes] behind it, relative to that of state 0 before it
+  std::int32_t* survivors;       ///< [S] numbers whose lowest b bits are the code that each survivor drops
 };
 
-/// Costs are relative to that of state 0, so that they do not grow with the number of steps.
-KVQ_STEP void take_step(const IntegerStep& s) {
-  const auto wide = [&](std::size_t w, auto& to) KVQ_STEP_LAMBDA { viterbi::load(s.windows + w, to); };
-  const auto narrow = [&](std::size_t w) KVQ_STEP_LAMBDA { return s.windows[w]; };
-  viterbi::take(s.cost, s.branches, s.states, s.next, s.oldest, wide, narrow);
-  const std::int32_t least = s.next[0] + s.own[0];
-  const std::size_t mask = std::max(s.branches, viterbi::kLanes) - 1;
-  viterbi::Lanes<std::int32_t>::Vector path, more;
+/// For S >= kLanes. @tparam kRepeats  of viterbi::load_before()
+template <std::size_t kRepeats>
+KVQ_STEP void take_wide(const IntegerStep& step) {
+  const IntegerStep s = step;  // stores cannot change it
+  const auto dropped = static_cast<std::int32_t>(s.branches - 1);
+  const std::int32_t first = s.cost[0];
+  const std::size_t mask = std::max(s.branches, viterbi::kLanes) - 1, windows = s.states * s.branches;
+  viterbi::Lanes<std::int32_t>::Vector best, other, added;
   for (std::size_t z = 0; z < s.states; z += viterbi::kLanes) {
-    viterbi::load(s.next + z, path);
-    viterbi::load(s.own + (z & mask), more);
-    path += more - least;
-    std::memcpy(s.cost + z, &path, sizeof path);
+    viterbi::load_before<kRepeats>(s.cost, z, s.branches, best);
+    viterbi::load(s.windows + z, added);
+    best += added;
+    for (std::size_t w = z + s.states; w < windows; w += s.states) {
+      viterbi::load_before<kRepeats>(s.cost, w, s.branches, other);
+      viterbi::load(s.windows + w, added);
+      other += added;
+      best = other < best ? other : best;
+    }
+    std::memcpy(s.survivors + z, &best, sizeof best);
+    viterbi::load(s.own + (z & mask), added);
+    best = (best & ~dropped) + (added - first);
+    std::memcpy(s.next + z, &best, sizeof best);
   }
+}
+
+/// For fewer states.
+KVQ_STEP void take_narrow(const IntegerStep& step) {
+  const IntegerStep s = step;
+  const auto dropped = static_cast<std::int32_t>(s.branches - 1);
+  const int bits = std::countr_zero(s.branches);
+  for (std::size_t z = 0; z < s.states; ++z) {
+    std::int32_t best = s.cost[z >> bits] + s.windows[z];
+    for (std::size_t w = z + s.states; w < s.states * s.branches; w += s.states)
+      best = std::min(best, s.cost[w >> bits] + s.windows[w]);
+    s.survivors[z] = best;
+    s.next[z] = (best & ~dropped) + s.own[z & static_cast<std::size_t>(dropped)] - s.cost[0];
+  }
+}
+
+KVQ_STEP void take_step(const IntegerStep& s) {
+  if (s.states < viterbi::kLanes)
+    take_narrow(s);
+  else if (s.branches == 2)
+    take_wide<2>(s);
+  else if (s.branches == 4)
+    take_wide<4>(s);
+  else
+    take_wide<viterbi::kLanes>(s);
 }
 
 __attribute__((KVQ_UNSANITIZED)) void integers_plain(const IntegerStep& s) { take_step(s); }
@@ -89,64 +126,72 @@ IntegerSearch::IntegerSearch(const TrellisTaps& taps)
     std::int64_t sum = divide_rounded(products(0, code(0), code(0)), by);
     for (int k = 1; k <= memory_; ++k) sum += divide_rounded(2 * products(k, code(0), code(k)), by);
     windows_.push_back(static_cast<std::int32_t>(sum));
+    const int dropped = code(memory_);
+    packed_.push_back((windows_.back() << bits_) | dropped);
   }
 }
 
-std::vector<std::int32_t> IntegerSearch::gains(std::span<const float> y) const {
-  const std::size_t count = y.size();
-  std::vector<std::int32_t> steps(count), gains;
+std::vector<std::int32_t> IntegerSearch::own_costs(std::span<const float> y) const {
+  const std::size_t count = y.size(), branches = std::size_t{1} << bits_, lanes = std::max(branches, viterbi::kLanes);
+  std::vector<std::int32_t> steps(count), own(count * lanes);
   for (std::size_t j = 0; j < count; ++j) steps[j] = nearest(clamped(static_cast<double>(y[j]) * 256, kLargestY));
   for (std::size_t k = 0; k < to_size(memory_); ++k) steps.push_back(steps[k]);  // behind the last, the first again
-  gains.reserve(count * to_size(bits_));
-  for (std::size_t j = 0; j < count; ++j)
-    for (int i = 0; i < bits_; ++i) {
+  for (std::size_t j = 0; j < count; ++j) {
+    std::int32_t* costs = own.data() + j * lanes;
+    // Code 0 costs all gains; each bit of a code takes twice its gain from that.
+    for (std::size_t i = 0; i < to_size(bits_); ++i) {
       std::int32_t sum = 8192;
-      for (int k = 0; k <= memory_; ++k) sum += steps[j + to_size(k)] * taps_[to_size(k * bits_ + i)];
-      gains.push_back(sum >> 14);
+      for (int k = 0; k <= memory_; ++k) sum += steps[j + to_size(k)] * taps_[to_size(k * bits_) + i];
+      const std::int32_t gain = (sum >> 14) * (1 << bits_);
+      for (std::size_t e = 0; e < std::size_t{1} << i; ++e) {
+        costs[e] += gain;
+        costs[e + (std::size_t{1} << i)] = costs[e] - 2 * gain;
+      }
     }
-  return gains;
+    for (std::size_t e = branches; e < lanes; ++e) costs[e] = costs[e - branches];
+  }
+  return own;
 }
 
 void IntegerSearch::search(std::span<const float> y, std::span<std::uint8_t> codes) const {
   const std::size_t count = y.size(), branches = std::size_t{1} << bits_, states = windows_.size() / branches;
-  const std::vector<std::int32_t> gain = gains(y);
   KVQ_ASSERT(states * branches == windows_.size() && states <= viterbi::kMostStates && codes.size() == count);
+  const std::vector<std::int32_t> own = own_costs(y);
   const auto run_step = chosen_integers();
-  std::vector<std::int32_t> cost(states + viterbi::kLanes, 0), next(cost.size()),
-      own(std::max(branches, viterbi::kLanes));
+  std::vector<std::int32_t> cost(states + viterbi::kLanes, 0), next(cost.size(), 0);
   const std::size_t steps = count < to_size(kLeastOpen) ? to_size(kWarmUp) : count;
-  std::vector<std::uint8_t> oldest(std::max(count, steps) * states);
-  const auto take = [&](std::size_t channel, std::uint8_t* dropped) {
-    for (std::size_t e = 0; e < own.size(); ++e) {
-      own[e] = 0;
-      for (std::size_t i = 0; i < to_size(bits_); ++i) {
-        const std::int32_t x = gain[channel * to_size(bits_) + i];
-        own[e] += (e >> i & 1) != 0 ? -x : x;
-      }
-    }
-    run_step({states, branches, windows_.data(), own.data(), cost.data(), next.data(), dropped});
+  std::vector<std::int32_t> survivors(std::max(count, steps) * states);
+  const auto take = [&](std::size_t channel, std::int32_t* of_step) {
+    const std::int32_t* own_of_channel = own.data() + channel * (own.size() / count);
+    run_step({states, branches, packed_.data(), own_of_channel, cost.data(), next.data(), of_step});
+    cost.swap(next);
+  };
+  const auto before = [&](std::size_t state, std::size_t step) {
+    const auto dropped = static_cast<std::size_t>(survivors[step * states + state]) & (branches - 1);
+    return (state >> bits_) | (dropped << (bits_ * (memory_ - 1)));
   };
   /// The state before step 0 of the path that is in `state` after `end` steps.
   const auto begin_of = [&](std::size_t state, std::size_t end) {
-    for (std::size_t j = end; j-- > 0;) state = viterbi::step_back(state, oldest.data() + j * states, bits_, memory_);
+    for (std::size_t j = end; j-- > 0;) state = before(state, j);
     return state;
   };
 
   // 1. The first run. The survivors of its first steps are not needed.
-  for (std::size_t j = 0; j < to_size(kWarmUp); ++j) take((to_size(kWarmUp) * (count - 1) + j) % count, oldest.data());
-  for (std::size_t j = 0; j < steps; ++j) take(j % count, oldest.data() + j * states);
+  for (std::size_t j = 0; j < to_size(kWarmUp); ++j)
+    take((to_size(kWarmUp) * (count - 1) + j) % count, survivors.data());
+  for (std::size_t j = 0; j < steps; ++j) take(j % count, survivors.data() + j * states);
   const std::size_t seam =
       begin_of(static_cast<std::size_t>(std::min_element(cost.data(), cost.data() + states) - cost.data()), steps);
   // 2. A short group's path has to close.
   if (count < to_size(kLeastOpen)) {
-    std::fill(cost.begin(), cost.end(), kFarInUnits * unit_);
+    std::fill(cost.begin(), cost.end(), kFarInUnits * unit_ << bits_);
     cost[seam] = 0;
-    for (std::size_t j = 0; j < count; ++j) take(j, oldest.data() + j * states);
+    for (std::size_t j = 0; j < count; ++j) take(j, survivors.data() + j * states);
   }
   std::size_t state = seam;
   for (std::size_t j = count; j-- > 0;) {
     codes[j] = static_cast<std::uint8_t>(state & (branches - 1));
-    state = viterbi::step_back(state, oldest.data() + j * states, bits_, memory_);
+    state = before(state, j);
   }
 }
 

@@ -23,18 +23,20 @@ class IntegerSearch {
   int memory() const { return memory_; }
   int unit() const { return unit_; }                            ///< U
   std::span<const std::int32_t> taps() const { return taps_; }  ///< a [b (m + 1)]
-  /// What a step costs without gains: F[0] and all F[k]. [2^(b (m + 1))] by window, own code lowest; less than 2^24.
+  /// What a step costs without gains: F[0] and all F[k]. [2^(b (m + 1))] by window, own code lowest; less than 2^20.
   std::span<const std::int32_t> windows() const { return windows_; }
 
   /// @param y  [g], g >= TrellisGroup::kLeastChannels; @param codes [g]
   void search(std::span<const float> y, std::span<std::uint8_t> codes) const;
 
  private:
-  /// What each bit of each code gains: X [g, b].
-  std::vector<std::int32_t> gains(std::span<const float> y) const;
+  /// What each code costs by itself at each channel: the negative sum of the gains X of its bits, times 2^b.
+  /// [g, max(2^b, 8)], of fewer codes repeated.
+  std::vector<std::int32_t> own_costs(std::span<const float> y) const;
 
   int bits_, memory_, unit_;
   std::vector<std::int32_t> taps_, windows_;
+  std::vector<std::int32_t> packed_;  ///< windows times 2^b, plus the oldest code
 };
 
 }  // namespace kvq

@@ -38,23 +38,29 @@ KVQ_STEP void load(const Number* from, Vector& to) {
 // w div S, where S = 2^(b m), and it is reached from the old state w div 2^b. So the paths to a new state n come from
 // the windows n + p S, p < 2^b.
 
+/// What the costs of the states before count for in the windows from w on. kRepeats: B, or kLanes if B is no less;
+/// neighboring windows share the state before.
+/// @param cost  [S + kLanes]
+template <std::size_t kRepeats, typename Number>
+KVQ_STEP void load_before(const Number* cost, std::size_t w, std::size_t branches, auto& to) {
+  load(cost + (w >> std::countr_zero(branches)), to);
+  if constexpr (kRepeats == 2)
+    to = __builtin_shufflevector(to, to, 0, 0, 1, 1, 2, 2, 3, 3);
+  else if constexpr (kRepeats == 4)
+    to = __builtin_shufflevector(to, to, 0, 0, 0, 0, 1, 1, 1, 1);
+  else
+    to = __builtin_shufflevector(to, to, 0, 0, 0, 0, 0, 0, 0, 0);
+}
+
 /// next[n] = the smallest of cost[w div B] + added(w) over w = n + p S, p < B; oldest[n] = its p, the smallest on a
-/// tie. For S >= kLanes. kRepeats: B, or kLanes if B is no less.
+/// tie. For S >= kLanes.
 /// @param cost  [S + kLanes]; @param next, oldest  [S]; @param added  (w, vector) stores what windows w to w + 7 add
 template <std::size_t kRepeats, typename Number, typename Added>
 KVQ_STEP void take_wide(const Number* cost, std::size_t branches, std::size_t states, Number* next,
                         std::uint8_t* oldest, const Added& added) {
-  const int bits = std::countr_zero(branches);
-  // Neighboring windows share the state before: its cost counts for 2^b lanes.
   const auto paths = [&](std::size_t w, auto& to) KVQ_STEP_LAMBDA {
     typename Lanes<Number>::Vector before;
-    load(cost + (w >> bits), before);
-    if constexpr (kRepeats == 2)
-      before = __builtin_shufflevector(before, before, 0, 0, 1, 1, 2, 2, 3, 3);
-    else if constexpr (kRepeats == 4)
-      before = __builtin_shufflevector(before, before, 0, 0, 0, 0, 1, 1, 1, 1);
-    else
-      before = __builtin_shufflevector(before, before, 0, 0, 0, 0, 0, 0, 0, 0);
+    load_before<kRepeats>(cost, w, branches, before);
     added(w, to);
     to = before + to;
   };
