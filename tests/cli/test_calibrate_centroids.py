@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from calibrations import GTQ, KVQ, USAGE, real, rows_of, verified
-from kvq_tools import calibrate, run
+from kvq_tools import calibrate, run, succeed
 
 from kvq.artifact_reader import load_artifact
 from kvq.packing import nearest_centroids
@@ -74,6 +74,18 @@ def test_centroids_of_one_side(sample, tmp_path):
     assert sides["v"].row_bytes == sides["k"].row_bytes + 2, "an index above 255 takes two bytes"
     both = verified(sample, tmp_path / "out", "--kmeans", 4, "--kmeans-v", 8, "--layers", 1).layers[1].sides
     assert [both[side].tensors["centroids"].shape[1] for side in "kv"] == [4, 8]
+
+
+def test_more_centroids_than_tuned_kernels_take_are_named(sample, tmp_path):
+    flags = ("--model", sample, "--output", tmp_path / "out", "--method", "saw-int4", "--layers", "1,3")
+    said = succeed("kvq-calibrate", *flags, "--kmeans-v", 257, "--kmeans-k", 256)
+    hint = next(line for line in said.stderr.splitlines() if line.startswith("hint: "))
+    assert hint.startswith("hint: layer 1: 257 centroids ") and hint.endswith("(--kmeans-v 256)")
+    assert "serving  generic" in said.stdout
+    served = succeed("kvq-calibrate", *flags, "--kmeans", 256)
+    assert "hint: layer" not in served.stderr and "serving  tuned" in served.stdout
+    # Groups of 32 have no tuned kernel with fewer centroids either.
+    assert "hint: layer" not in succeed("kvq-calibrate", *flags, "--kmeans", 257, "--group-size", 32).stderr
 
 
 def test_restarts_keep_the_best(sample, tmp_path):

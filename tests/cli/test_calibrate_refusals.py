@@ -60,7 +60,7 @@ REFUSED = [
     (*GTQ, "--row-bytes-k", 4),
     (*KVQ, "--row-bytes-k", 40),
     (*TQ, "--row-bytes-k", 40),
-    (*GTQ, "--report-ablation"),
+    (*TQ, "--report-ablation"),
     (*KVQ, "--held-out-tokens", 0),
     (*KVQ, "--held-out-tokens", -1),
     ("--memory", 2),

@@ -84,6 +84,12 @@ def decide(stats, tmp_path_factory):
     return artifact
 
 
+@pytest.fixture(scope="module")
+def outliers(make_dump) -> Path:
+    """Outliers of 40 times the other channels: Block-GTQ gives them 5 bits and more, which no tuned kernel takes."""
+    return make_dump(**SMALL | {"layers": 2, "tokens": 60, "outlier_channels": 6}, head_dim=128, q_heads=4, kv_heads=2)
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -187,11 +193,9 @@ def test_block_gtq_with_linear_rows_is_restricted(make_dump, tmp_path):
     assert budget_of(artifact)["target"] == "kept" and set(words(artifact).values()) <= tuned_words()
 
 
-def test_block_gtq_leaves_out_widths_without_kernels(make_dump, tmp_path):
-    """Outliers of 40 times the other channels get 5 bits and more, which no tuned kernel takes."""
-    dump = make_dump(**SMALL | {"layers": 2, "tokens": 60, "outlier_channels": 6}, head_dim=128, q_heads=4, kv_heads=2)
+def test_block_gtq_leaves_out_widths_without_kernels(outliers, tmp_path):
     runtime, free = (
-        verified(dump, tmp_path / target, *GTQ, "--bits", 3, "--target", target) for target in ("runtime", "free")
+        verified(outliers, tmp_path / target, *GTQ, "--bits", 3, "--target", target) for target in ("runtime", "free")
     )
     decoded = [
         [layer["kernels"]["bf16"]["decode"] for layer in said["serving"]["layers"]]
@@ -207,7 +211,7 @@ def test_block_gtq_leaves_out_widths_without_kernels(make_dump, tmp_path):
     # Nothing changes where a kernel takes the widths, or none does whatever they are.
     for flags in ((*GTQ, "--bits", 3, "--max-bits", 4), (*GTQ, "--bits-k", 2.5)):
         both = (
-            verified(dump, tmp_path / f"{flags[-1]}{target}", *flags, "--target", target)
+            verified(outliers, tmp_path / f"{flags[-1]}{target}", *flags, "--target", target)
             for target in ("runtime", "free")
         )
         assert same_plans(*both)
@@ -267,3 +271,29 @@ def test_ablation_as_a_table(stats, tmp_path):
         and runtime[-1] == "tuned"
         and [word[-1] for word in (runtime[3], runtime[5])] == ["%", "%"]
     )
+
+
+def test_ablation_of_block_gtq(outliers, tmp_path):
+    flags = (outliers, *GTQ, "--bits", 3, "--output", tmp_path / "out", "--report-ablation")
+    document = json.loads(succeed("kvq-calibrate", *flags, "--held-out-tokens", 20, "--json").stdout)
+    assert document["ablation"] == []
+    runtime, free = (document["targets"][name] for name in ("runtime", "free"))
+    assert (runtime["tuned_layers"], free["tuned_layers"]) == (2, 0)
+    assert runtime["held_out"] == load_artifact(tmp_path / "out").manifest["calibration"]["held_out"]
+    change = document["targets"]["change_percent"]
+    assert change["output_error"] == pytest.approx(
+        100 * (runtime["held_out"]["output_error"] / free["held_out"]["output_error"] - 1)
+    )
+    assert change["output_error"] > 0 and "cost" not in change
+
+
+def test_ablation_of_block_gtq_as_a_table(outliers, tmp_path):
+    flags = (outliers, *GTQ, "--bits", 3, "--output", tmp_path / "out", "--report-ablation", "--quiet")
+    lines = succeed("kvq-calibrate", *flags).stdout.splitlines()
+    assert lines[1].split() == ["target", "bytes", "a", "row", "cost", "error", "decode"]
+    assert [line.split()[2:] for line in lines[2:4]] == [["-", "-", "generic"], ["-", "-", "tuned"]]
+    legend = " ".join(lines[4:])
+    assert legend.startswith("cost: of a budget only.") and "--held-out-tokens" in legend
+    joint = succeed("kvq-calibrate", *flags, "--joint", "--held-out-tokens", 20).stdout
+    assert "cost: relative output error" in joint and "-" not in joint.split("\n")[2].split()[2:]
+    assert max(map(len, lines + joint.splitlines())) <= 80

@@ -28,7 +28,9 @@ std::optional<double> change_of(const std::vector<TargetRow>& rows, Number numbe
 }
 
 std::optional<double> row_bytes_of(const TargetRow& row) { return row.row_bytes; }
-std::optional<double> cost_of(const TargetRow& row) { return row.report.cost; }
+std::optional<double> cost_of(const TargetRow& row) {
+  return row.report ? std::optional(row.report->cost) : std::nullopt;
+}
 std::optional<double> error_of(const TargetRow& row) {
   return row.held_out ? std::optional(row.held_out->output_error) : std::nullopt;
 }
@@ -38,9 +40,12 @@ std::string decode_text(const TargetRow& row) {
   return row.tuned_layers == 0 ? "generic" : fmt::format("{} of {} layers tuned", row.tuned_layers, row.layers);
 }
 
-}  // namespace
+std::string meaning(const BudgetReport& report) {
+  return fmt::format("cost: {} on the held-out tokens",
+                     report.metric == "nll" ? "nats a token, second order," : "relative output error");
+}
 
-std::string ablation_table(const std::vector<AblationRow>& rows) {
+std::string ingredients_table(const std::vector<AblationRow>& rows) {
   std::vector<std::vector<std::string>> table = {{"ingredient", "bits", "bytes", "cost", "change"}};
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const BudgetReport& r = rows[i].report;
@@ -48,13 +53,42 @@ std::string ablation_table(const std::vector<AblationRow>& rows) {
                      fmt::format("{:.5g}", r.cost),
                      i == 0 ? "" : fmt::format("{:+.1f}%", 100.0 * (r.cost / rows[i - 1].report.cost - 1.0))});
   }
-  std::string text = format_table(table, "lrrrr");
-  return text +
-         fmt::format("cost: {} on the held-out tokens,\nboth sides of all layers; each line adds to the one above.\n",
-                     rows.front().report.metric == "nll" ? "nats a token, second order," : "relative output error");
+  return format_table(table, "lrrrr") +
+         fmt::format("{},\nboth sides of all layers; each line adds to the one above.\n", meaning(rows.front().report));
 }
 
-Json ablation_json(const std::vector<AblationRow>& rows) {
+std::string targets_table(const Ablation& ablation) {
+  const std::vector<TargetRow>& rows = ablation.targets;
+  const auto number = [](const char* format, const std::optional<double>& value) {
+    return value ? fmt::format(fmt::runtime(format), *value) : "-";
+  };
+  std::vector<std::vector<std::string>> table = {{"target", "bytes a row", "cost", "", "error", "", "decode"}};
+  for (const Target target : {Target::free, Target::runtime}) {
+    const TargetRow& row = row_of(rows, target);
+    const auto change = [&](const std::optional<double>& ratio) {
+      return target == Target::free || !ratio ? "" : format_excess(*ratio, 2);
+    };
+    table.push_back({to_string(target), fmt::format("{:.1f}", row.row_bytes), number("{:.5g}", cost_of(row)),
+                     change(change_of(rows, cost_of)), number("{:.4g}", error_of(row)),
+                     change(change_of(rows, error_of)), decode_text(row)});
+  }
+  const std::optional<BudgetReport>& budget = rows.front().report;
+  std::string legend = !budget                        ? "cost: of a budget only."
+                       : ablation.ingredients.empty() ? meaning(*budget) + "."
+                                                      : "cost: as above.";
+  legend += " error: of attention's output on the held-out tokens, no exact windows, mean over layers";
+  legend += rows.front().held_out ? "." : "; none are held out here (--held-out-tokens).";
+  return format_table(table, "lrrrrrl") + wrapped("", legend);
+}
+
+}  // namespace
+
+std::string ablation_text(const Ablation& ablation) {
+  const bool has_ingredients = !ablation.ingredients.empty();
+  return (has_ingredients ? ingredients_table(ablation.ingredients) + "\n" : "") + targets_table(ablation);
+}
+
+Json ingredients_json(const std::vector<AblationRow>& rows) {
   Json all = Json::array();
   for (const AblationRow& row : rows) {
     Json one = budget_to_json(row.report);
@@ -64,28 +98,10 @@ Json ablation_json(const std::vector<AblationRow>& rows) {
   return all;
 }
 
-std::string targets_table(const std::vector<TargetRow>& rows) {
-  std::vector<std::vector<std::string>> table = {{"target", "bytes a row", "cost", "", "error", "", "decode"}};
-  for (const Target target : {Target::free, Target::runtime}) {
-    const TargetRow& row = row_of(rows, target);
-    const auto change = [&](const std::optional<double>& ratio) {
-      return target == Target::free || !ratio ? "" : format_excess(*ratio, 2);
-    };
-    table.push_back({to_string(target), fmt::format("{:.1f}", row.row_bytes), fmt::format("{:.5g}", row.report.cost),
-                     change(change_of(rows, cost_of)),
-                     row.held_out ? fmt::format("{:.4g}", row.held_out->output_error) : "-",
-                     change(change_of(rows, error_of)), decode_text(row)});
-  }
-  return format_table(table, "lrrrrrl") +
-         wrapped("",
-                 "cost: as above. error: of attention's output on the held-out tokens, no exact windows, mean over "
-                 "layers.");
-}
-
 Json targets_json(const std::vector<TargetRow>& rows) {
   Json json;
   for (const TargetRow& row : rows) {
-    Json one = budget_to_json(row.report);
+    Json one = row.report ? budget_to_json(*row.report) : Json::object();
     one["row_bytes"] = row.row_bytes;
     one["layers"] = row.layers;
     one["tuned_layers"] = row.tuned_layers;

@@ -8,12 +8,10 @@
 
 namespace kvq {
 
-std::string ablation_table(const std::vector<AblationRow>& rows);
-Json ablation_json(const std::vector<AblationRow>& rows);
-
-/// Both targets, and the change from free to runtime. @param rows  of both
-std::string targets_table(const std::vector<TargetRow>& rows);
-/// {"runtime": {..}, "free": {..}, "change_percent": {"row_bytes", "cost", "output_error"}}
+/// A table of the ingredients, if there are any, and one of both targets, with the change from free to runtime.
+std::string ablation_text(const Ablation& ablation);
+Json ingredients_json(const std::vector<AblationRow>& rows);
+/// {"runtime": {..}, "free": {..}, "change_percent": {"row_bytes", "cost", "output_error"}}. @param rows  of both
 Json targets_json(const std::vector<TargetRow>& rows);
 
 }  // namespace kvq

@@ -206,8 +206,9 @@ void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
       ->default_str(std::to_string(kHeldOutTokens))
       ->type_name("N")
       ->group(option_group::kBudgets);
-  app.add_flag("--report-ablation", outputs.report_ablation,
-               "kvq: also print what each ingredient brings at this budget, and what both targets come to")
+  app.add_flag(
+         "--report-ablation", outputs.report_ablation,
+         "block-gtq, kvq: also print what both targets come to; kvq: and what each ingredient brings at this budget")
       ->group(option_group::kBudgets);
 }
 

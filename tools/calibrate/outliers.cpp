@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <kvq/methods/side_view.h>
+#include <kvq/plan/kernel_limits.h>
+#include <kvq/plan/serving.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace kvq {
 
@@ -97,6 +100,29 @@ std::string layout_warning(const Artifact& artifact) {
       "warning: {} without RoPE ({}): the blocks that share a width are neighboring channels there, which no rotation "
       "pairs\n",
       layers.size() == 1 ? "a layer" : "layers", fmt::join(layers, ", "));
+}
+
+std::string centroid_advice(const Artifact& artifact) {
+  const auto decode_of = [](const LayerPlan& plan) { return served_by(plan, Activation::bf16).by(KernelVerb::decode); };
+  for (const LayerPlan& layer : artifact.layers) {
+    LayerPlan fewer = layer;
+    std::string flags;
+    int most = 0;
+    for (const Side side : kSides) {
+      TensorPlan* plan = side == Side::k ? &fewer.k : fewer.v ? &*fewer.v : nullptr;
+      if (plan && plan->centroids && plan->centroids->count > kMostTunedCentroids) {
+        most = std::max(most, std::exchange(plan->centroids->count, kMostTunedCentroids));
+        flags += fmt::format(" --kmeans-{} {}", name(side), kMostTunedCentroids);
+      }
+    }
+    if (most > 0 && decode_of(layer) == KernelKind::generic && decode_of(fewer) == KernelKind::tuned)
+      return fmt::format(
+          "hint: layer {}: {} centroids are decoded by generic kernels, which are much slower; tuned ones take up to "
+          "{} "
+          "({})\n",
+          layer.layer, most, kMostTunedCentroids, flags.substr(1));
+  }
+  return "";
 }
 
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options) {

@@ -23,6 +23,9 @@ Json outlier_json(const std::vector<LayerOutliers>& layers);
 /// A line that names the layers without RoPE whose keys have widths for each RoPE block; empty if there are none.
 std::string layout_warning(const Artifact& artifact);
 
+/// A line that names the side with more centroids than tuned kernels decode, if fewer would have such a kernel.
+std::string centroid_advice(const Artifact& artifact);
+
 /// At most two lines of hints: the head with the largest outlier gain that lacks a transform, and transforms of values
 /// that used the identity because the statistics have no o_proj metric.
 std::string transform_advice(const StatsSource& source, const Artifact& artifact, const Options& options);

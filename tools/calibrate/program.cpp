@@ -149,6 +149,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   if (!outputs.quiet) {
     if (!few.empty() && !outputs.json) say(fmt::format("kvq-calibrate: warning: {}\n", few));
     say(layout_warning(artifact));
+    say(centroid_advice(artifact));
     say(transform_advice(origin, artifact, options));
   }
   if (outputs.json) {
@@ -159,7 +160,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
     if (outputs.report_rotations) json["rotations"] = rotation_json(reports);
     if (outputs.report_outliers) json["outliers"] = outlier_json(outliers);
     if (outputs.report_ablation) {
-      json["ablation"] = ablation_json(ablation.ingredients);
+      json["ablation"] = ingredients_json(ablation.ingredients);
       json["targets"] = targets_json(ablation.targets);
     }
     fmt::print("{}\n", json.dump(2));
@@ -177,8 +178,7 @@ void print_results(const Outputs& outputs, const StatsOrigin& origin, const Opti
   }
   if (outputs.report_rotations) fmt::print("\n{}", rotation_table(reports, options.scope));
   if (outputs.report_outliers) fmt::print("\n{}", outlier_table(outliers));
-  if (outputs.report_ablation)
-    fmt::print("\n{}\n{}", ablation_table(ablation.ingredients), targets_table(ablation.targets));
+  if (outputs.report_ablation) fmt::print("\n{}", ablation_text(ablation));
 }
 
 bool says_nothing(const CalibrateFlags& flags) { return flags.outputs.quiet || flags.outputs.json; }

@@ -11,6 +11,8 @@ namespace kvq {
 
 namespace {
 
+constexpr std::array kTargets = {Target::runtime, Target::free};
+
 /// Bytes of a coded row in pages: mean over the rows of a token.
 double mean_row_bytes(const std::vector<LayerPlan>& plans) {
   double bytes = 0.0, rows = 0.0;
@@ -26,7 +28,7 @@ double mean_row_bytes(const std::vector<LayerPlan>& plans) {
 TargetRow target_row(Target target, const Decision& decision, const StatsSource& source, Backend& backend) {
   TargetRow row{
       .target = target,
-      .report = *decision.budget,
+      .report = decision.budget,
       .row_bytes = mean_row_bytes(decision.plans),
       .layers = static_cast<int>(decision.plans.size()),
       .held_out = held_out_report(source, decision.plans, backend),
@@ -92,13 +94,22 @@ Ablation ablate(const StatsSource& source, const Options& options, Backend& back
     o.choose_transform = true;
     add("+ transforms chosen head by head", o);
   }
-  constexpr std::array targets = {Target::runtime, Target::free};
-  const std::vector<Decision> decisions = decide_targets(source, options, targets, {.backend = backend});
+  const std::vector<Decision> decisions = decide_targets(source, options, kTargets, {.backend = backend});
   Ablation ablation{.ingredients = std::move(rows), .targets = {}};
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    ablation.targets.push_back(target_row(targets[i], decisions[i], source, backend));
-    if (targets[i] == options.target)
+  for (std::size_t i = 0; i < kTargets.size(); ++i) {
+    ablation.targets.push_back(target_row(kTargets[i], decisions[i], source, backend));
+    if (kTargets[i] == options.target)
       ablation.ingredients.push_back({"+ one budget for layers and sides", *decisions[i].budget});
+  }
+  return ablation;
+}
+
+Ablation compare_targets(const StatsSource& source, const Options& options, Backend& backend, Decide decide) {
+  Ablation ablation;
+  for (const Target target : kTargets) {
+    Options with = options;
+    with.target = target;
+    ablation.targets.push_back(target_row(target, decide(source, with, {.backend = backend}), source, backend));
   }
   return ablation;
 }

@@ -73,6 +73,10 @@ Decision gtq_decide(const StatsSource& source, const Options& options, const Met
       });
 }
 
+Ablation gtq_ablate(const StatsSource& source, const Options& options, Backend& backend) {
+  return compare_targets(source, options, backend, gtq_decide);
+}
+
 void tq_defaults(Options& options) {
   options.k.coder = options.v.coder = CoderKind::codebook;
   options.k.rule = options.v.rule = ScaleRule::norm;
@@ -163,6 +167,7 @@ Method block_gtq_method() {
       .needs = allocation_needs,
       .tensors = allocation_tensors,
       .decide = gtq_decide,
+      .ablate = gtq_ablate,
   };
 }
 

@@ -25,4 +25,8 @@ std::vector<Decision> decide_targets(const StatsSource& source, const Options& o
 /// says; then both targets.
 Ablation ablate(const StatsSource& source, const Options& options, Backend& backend);
 
+using Decide = Decision (*)(const StatsSource&, const Options&, const MethodContext&);
+/// Both targets, without ingredients. @param decide  Method::decide
+Ablation compare_targets(const StatsSource& source, const Options& options, Backend& backend, Decide decide);
+
 }  // namespace kvq

@@ -44,10 +44,10 @@ struct AblationRow {
   BudgetReport report;
 };
 
-/// What a budget comes to with a target.
+/// What a decision comes to with a target.
 struct TargetRow {
   Target target = Target::runtime;
-  BudgetReport report;
+  std::optional<BudgetReport> report;
   double row_bytes = 0.0;  ///< of a coded row in pages, mean
   int layers = 0;
   int tuned_layers = 0;  ///< that a tuned kernel decodes, with bfloat16 activations
@@ -56,8 +56,8 @@ struct TargetRow {
 
 /// What parts of a decision bring.
 struct Ablation {
-  std::vector<AblationRow> ingredients;
-  std::vector<TargetRow> targets;  ///< runtime and free
+  std::vector<AblationRow> ingredients;  ///< may be empty
+  std::vector<TargetRow> targets;        ///< runtime and free
 };
 
 /// One calibration method: an entry of the registry. Flags, help texts, refusals and the manifest come from its rows of
@@ -80,7 +80,8 @@ struct Method {
   RotationTensors (*tensors)(const Options&, Side, int dim);
   /// Pure function from statistics to plans.
   Decision (*decide)(const StatsSource&, const Options&, const MethodContext&);
-  /// What each ingredient of the method brings at the budget of `options`. Null: the method has no ablation.
+  /// What each ingredient of the method brings at the budget of `options`, and what both targets come to. Null: the
+  /// method has no ablation.
   Ablation (*ablate)(const StatsSource&, const Options&, Backend&) = nullptr;
 };
 
