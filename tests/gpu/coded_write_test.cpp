@@ -1,4 +1,3 @@
-#include "boundaries.h"
 #include "coded_write_case.h"
 #include "write_case.h"
 
@@ -15,7 +14,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <random>
 
 /// Writing of rows in bit tiles and of indices of centroids, byte for byte as RowCodec and page_codec.h store them.
@@ -45,34 +43,51 @@ TEST_CASE("Codebooks in bit tiles", "[runtime][gpu][generic][emulated]") {
   }
 }
 
-TEST_CASE("Boundaries of codebook codes are the first channels whose quotients reach a threshold",
-          "[runtime][gpu][emulated]") {
-  std::mt19937 random(7);
-  std::vector<Quotient> all;
-  const auto bits_of = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); };
-  const auto scale_of = [&](int i) {  // fp16, or the product of one and a gain
-    const float scale = std::ldexp(static_cast<float>(1 + random() % 2047), static_cast<int>(random() % 30) - 24);
-    return i % 2 ? scale : scale * std::uniform_real_distribution<float>(0.1f, 4.0f)(random);
-  };
-  const float least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
-  for (const float t : {0.0f, -0.0f, least, -least, 2 * least, -2 * least, most, -most, 1.0f, -1.0f, 0.5f, -2.0f,
-                        std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f), std::nextafter(-1.0f, 0.0f)})
-    for (int i = 0; i < 40; ++i) all.push_back({t, i == 0 ? 1.0f : i == 1 ? 65504.0f : scale_of(i)});
-  for (int i = 0; i < 20000; ++i)
-    all.push_back({std::uniform_real_distribution<float>(-3.0f, 3.0f)(random), scale_of(i)});
-  while (all.size() < 24000)
-    if (const float t = bits_of(); std::isfinite(t)) all.push_back({t, scale_of(static_cast<int>(all.size()))});
-  const std::vector<float> found = boundaries_of(all);
-  int wrong = 0;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const auto [t, d] = all[i];
-    // No finite channel reaches a threshold whose boundary is infinite.
-    const float last = std::nextafter(found[i], -std::numeric_limits<float>::infinity());
-    const bool reaches = found[i] > most || found[i] / d >= t, is_first = last < -most || last / d < t;
-    if (reaches && is_first) continue;
-    if (wrong++ == 0) UNSCOPED_INFO("threshold " << t << ", scale " << d << ", boundary " << found[i]);
+/// Codebooks of nearly equal steps whose thresholds are quotients of channels of the rows, or the numbers beside them.
+TensorPlan edge_codebooks(int bits, const Rows& rows, bool bf16) {
+  const int entries = 1 << bits;
+  const float step = bits == 2 ? 1.0f : bits == 3 ? 0.6f : 0.33f;
+  TensorPlan plan = codebooks(bits, 128, true, ScaleRule::rms, ScaleType::fp16);
+  std::vector<float>& table = std::get<CodebookCoder>(plan.coder).tables[bits];
+  for (int head = 0; head < kHeads; ++head) {
+    std::vector<float> quotients;
+    for (std::size_t token = 0; token < static_cast<std::size_t>(rows.tokens); ++token) {
+      std::vector<float> x(128), scale(1);
+      std::vector<std::uint8_t> codes(128);
+      for (std::size_t i = 0; i < 128; ++i)
+        x[i] = from_16_bits(rows.k[(token * kHeads + static_cast<std::size_t>(head)) * 128 + i], bf16);
+      RowCodec(plan, head, 128).encode(x, codes, scale);
+      for (const float channel : x)
+        if (const float y = channel / scale[0]; std::isfinite(y)) quotients.push_back(y);
+    }
+    std::ranges::sort(quotients);
+    float* own = table.data() + head * entries;
+    own[0] = -0.5f * step * static_cast<float>(entries - 1);
+    for (int i = 0; i + 1 < entries; ++i) {
+      const float wanted = step * static_cast<float>(i + 1 - entries / 2);
+      const auto found = std::ranges::lower_bound(quotients, wanted);
+      float threshold = found == quotients.end() ? wanted : *found;
+      if (i % 3 > 0) threshold = std::nextafter(threshold, i % 3 == 1 ? -9.0f : 9.0f);
+      own[i + 1] = static_cast<float>(2.0 * threshold - own[i]);
+    }
   }
-  CHECK(wrong == 0);
+  return plan;
+}
+
+TEST_CASE("Codebook codes of channels at the edge of two codes", "[runtime][gpu][emulated]") {
+  const int bits = GENERATE(2, 3, 4), tokens = 46;
+  const bool bf16 = GENERATE(true, false);
+  CAPTURE(bits, bf16);
+  const LayerPlan shape = layer_of(codebooks(bits, 128, true, ScaleRule::rms, ScaleType::fp16), 128,
+                                   codebooks(bits, 128, true, ScaleRule::rms, ScaleType::fp16), 128);
+  for (const bool integers : {false, true}) {  // many equal channels, and hard rows
+    Rows rows = random_rows(shape, tokens, bf16, 37, integers);
+    rows.v = rows.k;
+    const TensorPlan plan = edge_codebooks(bits, rows, bf16);
+    Target t = target_of(tokens, 32, 0);
+    t.chosen = "quantize_write_coded";
+    check_write_of(layer_of(plan, 128, plan, 128), t, rows, bf16);
+  }
 }
 
 TEST_CASE("Codebook codes of one group by their tuned write", "[runtime][gpu][emulated]") {
