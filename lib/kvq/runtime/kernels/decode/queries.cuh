@@ -2,6 +2,7 @@
 
 #include <kvq/runtime/kernels/decode/center_score.cuh>
 #include <kvq/runtime/kernels/decode/centroids.cuh>
+#include <kvq/runtime/kernels/decode/linear_rows.cuh>
 #include <kvq/runtime/kernels/decode/rotate.cuh>
 #include <kvq/runtime/kernels/decode/schedule.cuh>
 #include <kvq/runtime/kernels/decode/stages.cuh>
@@ -168,7 +169,7 @@ __device__ __forceinline__ void cut_words(const float (&values)[kWords], float s
   float score_scale = largest * (1.0f / kLargest) * softmax_scale * kLog2e;
   if (most >= 0x7F800000u) score_scale = kNaN;  // so that every score is NaN
   if (lane == 0 && half == 0) {
-    to.sums[0][row] = 0.5f * static_cast<float>(sum);
+    to.sums[0][row] = 0.5f * kTinyUnit * static_cast<float>(sum);
     to.score_scale[row] = score_scale, to.exact_score_ratio[row] = softmax_scale * kLog2e / score_scale;
   }
 }

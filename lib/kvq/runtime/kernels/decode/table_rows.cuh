@@ -63,8 +63,7 @@ __device__ __forceinline__ void table_scores(const unsigned char* tile, const un
   const GroupParams<Side> params(tile, 0, g);
   float scores[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-    scores[i] = params.scale[i] * (static_cast<float>(product_of_counts(counts, i)) - half_sum);
+  for (int i = 0; i < 2; ++i) scores[i] = score_of_product(product_of_counts(counts, i), params.scale[i], half_sum);
   score0 = scores[0], score1 = scores[1];
 }
 

@@ -140,7 +140,7 @@ KVQ_HD constexpr int value_bytes_between(int step, int byte) {
 }
 /// Whether that holds for all lanes and tokens.
 template <typename Side>
-constexpr bool have_equal_distances() {
+KVQ_HD constexpr bool have_equal_distances() {
   constexpr TileSide kSide = Side::side();
   constexpr int kBits = Side::kBits;
   for (int at = 0; at < kTileTokens * 4; ++at)
