@@ -1,3 +1,4 @@
+#include "boundaries.h"
 #include "coded_write_case.h"
 #include "write_case.h"
 
@@ -14,6 +15,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <random>
 
 /// Writing of rows in bit tiles and of indices of centroids, byte for byte as RowCodec and page_codec.h store them.
@@ -41,6 +43,36 @@ TEST_CASE("Codebooks in bit tiles", "[runtime][gpu][generic][emulated]") {
     CAPTURE(bits, i);
     check_plan(codebooks(bits, i == 0 ? 128 : 32, i == 1, kSearched[i], kTypes[(i + 1) % 3]), 128, i != 2, 30);
   }
+}
+
+TEST_CASE("Boundaries of codebook codes are the first channels whose quotients reach a threshold",
+          "[runtime][gpu][emulated]") {
+  std::mt19937 random(7);
+  std::vector<Quotient> all;
+  const auto bits_of = [&] { return std::bit_cast<float>(static_cast<std::uint32_t>(random())); };
+  const auto scale_of = [&](int i) {  // fp16, or the product of one and a gain
+    const float scale = std::ldexp(static_cast<float>(1 + random() % 2047), static_cast<int>(random() % 30) - 24);
+    return i % 2 ? scale : scale * std::uniform_real_distribution<float>(0.1f, 4.0f)(random);
+  };
+  const float least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
+  for (const float t : {0.0f, -0.0f, least, -least, 2 * least, -2 * least, most, -most, 1.0f, -1.0f, 0.5f, -2.0f,
+                        std::nextafter(1.0f, 0.0f), std::nextafter(1.0f, 2.0f), std::nextafter(-1.0f, 0.0f)})
+    for (int i = 0; i < 40; ++i) all.push_back({t, i == 0 ? 1.0f : i == 1 ? 65504.0f : scale_of(i)});
+  for (int i = 0; i < 20000; ++i)
+    all.push_back({std::uniform_real_distribution<float>(-3.0f, 3.0f)(random), scale_of(i)});
+  while (all.size() < 24000)
+    if (const float t = bits_of(); std::isfinite(t)) all.push_back({t, scale_of(static_cast<int>(all.size()))});
+  const std::vector<float> found = boundaries_of(all);
+  int wrong = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto [t, d] = all[i];
+    // No finite channel reaches a threshold whose boundary is infinite.
+    const float last = std::nextafter(found[i], -std::numeric_limits<float>::infinity());
+    const bool reaches = found[i] > most || found[i] / d >= t, is_first = last < -most || last / d < t;
+    if (reaches && is_first) continue;
+    if (wrong++ == 0) UNSCOPED_INFO("threshold " << t << ", scale " << d << ", boundary " << found[i]);
+  }
+  CHECK(wrong == 0);
 }
 
 /// Codebooks of nearly equal steps whose thresholds are quotients of channels of the rows, or the numbers beside them.

@@ -122,11 +122,6 @@ __device__ __forceinline__ void ld_shared_v4(u32 address, u32& x, u32& y, u32& z
   asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x), "=r"(y), "=r"(z), "=r"(w) : "r"(address));
 }
 
-/// Two words from shared memory, as ld_shared_v4().
-__device__ __forceinline__ void ld_shared_pair(u32 address, u32& x, u32& y) {
-  asm("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x), "=r"(y) : "r"(address));
-}
-
 /// A word from shared memory, as ld_shared_v4().
 __device__ __forceinline__ u32 ld_shared(u32 address) {
   u32 x;

@@ -133,8 +133,6 @@ inline void ld_shared_v2(u32 address, u32& x, u32& y) {
   std::memcpy(&x, from, 4), std::memcpy(&y, from + 4, 4);
 }
 
-inline void ld_shared_pair(u32 address, u32& x, u32& y) { ld_shared_v2(address, x, y); }
-
 inline void ld_shared_v4(u32 address, u32& x, u32& y, u32& z, u32& w) {
   const std::byte* from = shared_at(address, 16);
   std::memcpy(&x, from, 4), std::memcpy(&y, from + 4, 4), std::memcpy(&z, from + 8, 4), std::memcpy(&w, from + 12, 4);

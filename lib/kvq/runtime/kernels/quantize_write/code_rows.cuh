@@ -72,7 +72,7 @@ constexpr int kScratchBytes<Side> = sizeof(SegmentScratch<Side::kHeadDim, Side::
 
 /// What a warp or block keeps of its head in shared memory.
 struct NoTables {
-  __device__ __forceinline__ void load(const RowCode&, int, bool, int) {}
+  __device__ __forceinline__ void load(const RowCode&, int, int) {}
 };
 template <typename Side>
 struct TablesOfSide {

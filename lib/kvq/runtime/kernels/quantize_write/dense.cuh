@@ -163,7 +163,7 @@ __device__ __forceinline__ void write_dense_side(const WriteParams& p, const Wri
   const std::byte* rotation = from.rotation + head * from.rotation_stride;
   // The rotation belongs to the model, no kernel writes it. So it is copied while the kernels before still run.
   if constexpr (Block::kResident) copy_slabs<Block::kStageBytes, Block::kThreads>(shared, rotation);
-  if (warp == 0) tables.load(from.code, head, value, lane);
+  if (warp == 0) tables.load(from.code, head, lane);
   wait_for_kernels_before(p.holds_next);
   if constexpr (Block::kResident) __syncthreads();
   const int clip_rank = from.clip_ranks ? from.clip_ranks[head] : 0;

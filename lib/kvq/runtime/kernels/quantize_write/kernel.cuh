@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(32 * kWarps, blocks_of_multiprocessor(K::kHead
   {
     const WriteSide& from = is_value ? p.v : p.k;
     shared.matrix[lane] = matrix_operand<T>(from.order, lane);
-    shared.tables.load(from.code, runs.head(own_job), is_value, lane);
+    shared.tables.load(from.code, runs.head(own_job), lane);
     if constexpr (Shared::kKeepsScaled) {  // needs no wait: factors belong to the model, no kernel writes them
       const std::uint16_t* factors = factors_of(from, runs.head(own_job), K::kHeadDim, lane);
 #pragma unroll  // so that the loads of all factors are in flight at once

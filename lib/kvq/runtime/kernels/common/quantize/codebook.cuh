@@ -5,6 +5,7 @@
 #include <kvq/runtime/kernels/common/row_code.h>
 #include <kvq/device/compare.cuh>
 #include <kvq/device/ptx.cuh>
+#include <kvq/runtime/kernels/common/quantize/boundaries.cuh>
 #include <kvq/runtime/kernels/common/quantize/encode.cuh>
 #include <kvq/runtime/kernels/common/quantize/store.cuh>
 
@@ -24,62 +25,20 @@ struct CodebookSide {
 template <typename Side>
 concept IsCodebook = requires { requires Side::kCodebook; };
 
-/// A head's codebook, in shared memory. 32 bins of equal length lie between the outermost thresholds: the bin of a
-/// quotient x / scale tells the one threshold that is left to compare with, and the code below it.
+/// A head's codebook, in shared memory.
 template <int kBits>
 struct CodebookTables {
-  static constexpr int kEntries = 1 << kBits, kThresholds = kEntries - 1, kBins = 32;
-  struct alignas(8) Bin {
-    float threshold;  ///< NaN: the bin has none
-    unsigned below;   ///< address of the entry of the code below the threshold
-  };
-  struct alignas(8) Entry {
-    float square;   ///< of the codebook's entry
-    unsigned bits;  ///< of the code, where lay_out() wants them
-  };
-  Bin bins[kBins];
-  Entry entries[kEntries];
-  float thresholds[kEntries];  ///< the last one is not used
-  float to_place;              ///< half the reciprocal of the largest magnitude of a threshold
-  float margin;                ///< quotients are estimated; those so near a threshold are computed. Infinite: all are
-
-  /// Bit i of a code of a key is bit 8 i. Of a value of 3 bits the highest one is bit 16.
-  static __device__ __forceinline__ unsigned spread(unsigned code, bool value) {
-    if (value) return kBits == 3 ? (code & 3u) | (code >> 2) << 16 : code;
-    unsigned result = 0;
-#pragma unroll
-    for (int i = 0; i < kBits; ++i) result |= (code >> i & 1u) << (8 * i);
-    return result;
-  }
+  static constexpr int kEntries = 1 << kBits;
+  double factors[kEntries];  ///< boundary_factor() of each threshold; the last one is not used
+  float squares[kEntries];   ///< of the entries
 
   /// All lanes of a warp call it; a barrier has to follow.
-  __device__ __forceinline__ void load(const RowCode& code, int head, bool value, int lane) {
-    // Neighboring bins overlap by more than an estimate may be wrong: 31 is a quotient's largest place, so its error is
-    // below 2^-17 bins.
-    constexpr float kHalfBin = 0.5f + 0x1p-12f;
+  __device__ __forceinline__ void load(const RowCode& code, int head, int lane) {
     const float* table = code.tables + __ldg(&code.heads[head].segments[0].table);
-    const float threshold = lane < kThresholds ? __ldg(table + kEntries + lane) : 0.0f;
-    const float largest =
-        fmaxf(fabsf(__shfl_sync(kAll, threshold, 0)), fabsf(__shfl_sync(kAll, threshold, kThresholds - 1)));
-    const float length = largest * (2.0f / (kBins - 1)), place = static_cast<float>(lane);
-    const float low = lane == 0 ? kMinusInf : fmaf(place - kHalfBin, length, -largest),
-                high = lane == kBins - 1 ? -kMinusInf : fmaf(place + kHalfBin, length, -largest);
-    int below = 0, inside = 0;
-    float found = __int_as_float(0x7FC00000);
-#pragma unroll 1
-    for (int i = 0; i < kThresholds; ++i) {
-      const float other = __shfl_sync(kAll, threshold, i);
-      if (other < low) ++below;
-      if (other >= low && other <= high) ++inside, found = other;
-    }
-    const bool is_usable = __all_sync(kAll, inside <= 1 && largest > 0.0f);
-    bins[lane] = {found, ptx::shared_address(entries + below)};
-    if (lane < kEntries) {
-      const float entry = __ldg(table + lane);
-      entries[lane] = {__fmul_rn(entry, entry), spread(static_cast<unsigned>(lane), value)};
-      thresholds[lane] = threshold;
-    }
-    if (lane == 0) to_place = 0.5f / largest, margin = is_usable ? largest * 0x1p-21f : -kMinusInf;
+    if (lane >= kEntries) return;
+    const float entry = __ldg(table + lane);
+    squares[lane] = __fmul_rn(entry, entry);
+    factors[lane] = lane < kEntries - 1 ? boundary_factor(__ldg(table + kEntries + lane)) : 0.0;
   }
 };
 
@@ -87,127 +46,117 @@ struct CodebookTables {
 template <typename Side>
 struct CodebookScratch {
   alignas(16) std::byte tile[Side::side().bytes()];
+  alignas(16) float boundaries[8][1 << Side::kBits];  ///< of eight tokens: boundary() of each threshold
 };
 
-/// Addresses are computed as floats, because additions of floats leave the pipe of integers free: the bits of a float
-/// that is so small are a number times 2^-149.
-constexpr float kEight = 0x8p-149f;
-
-/// Finds the entries of the codes of eight channels: as packing.md (c) says, a code is the number of thresholds that
-/// x / scale, rounded, reaches. An estimate decides, unless it is too near a threshold; then all lanes divide. All
-/// lanes of the warp call it.
-/// @param scale  0: codes are 2^(b-1); NaN: 0
-/// @param at     addresses, as floats
+/// A code and what its bits are made of, as floats, because additions of floats leave the pipe of comparisons free.
 template <int kBits>
-__device__ __forceinline__ void find_codes(const float (&x)[8], float scale, const CodebookTables<kBits>& tables,
-                                           float (&at)[8]) {
-  using Tables = CodebookTables<kBits>;
-  constexpr float kMagic = 8388608.0f;  // 2^23: a sum with it is rounded to an integer
-  const float inverse = __frcp_rn(scale), to_place = inverse * tables.to_place;
-  const float margin = scale > 0.0f ? tables.margin : -kMinusInf;
-  const float first_bin = fmaf(-kMagic, kEight, __uint_as_float(ptx::shared_address(tables.bins)));
-  float nearest = -kMinusInf;
+struct CountedCode {
+  static constexpr bool kHasTop = kBits > 2;
+  static constexpr int kLow = kHasTop ? kBits - 1 : kBits;
+  float low[kLow];  ///< [i]: the code without the highest bit, if kHasTop, and without the lowest i ones
+  float top;        ///< the highest bit
+
+  __device__ __forceinline__ float code() const { return kHasTop ? fmaf(top, 1 << kLow, low[0]) : low[0]; }
+};
+
+/// Counts the boundaries up to x. Of 7 or 15 boundaries, the middle one decides which half of the others is left.
+template <int kBits>
+__device__ __forceinline__ CountedCode<kBits> count_boundaries(float x, const float (&boundaries)[1 << kBits]) {
+  constexpr int kLow = CountedCode<kBits>::kLow, kCompared = (1 << kLow) - 1;
+  CountedCode<kBits> result;
+  const bool is_upper = CountedCode<kBits>::kHasTop && x >= boundaries[kCompared];
+  result.top = is_upper ? 1.0f : 0.0f;
+  float reached[kCompared];
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const float place = fmaf(__saturatef(fmaf(x[e], to_place, 0.5f)), Tables::kBins - 1, kMagic);
-    unsigned threshold, below;
-    ptx::ld_shared_pair(__float_as_uint(fmaf(place, kEight, first_bin)), threshold, below);
-    const float above = fmaf(x[e], inverse, -__uint_as_float(threshold));
-    nearest = fminf(nearest, fabsf(above));
-    at[e] = fmaf(ptx::at_least(above, 0.0f), kEight, __uint_as_float(below));
+  for (int i = 0; i < kCompared; ++i) {
+    if constexpr (CountedCode<kBits>::kHasTop)
+      reached[i] = ptx::at_least(x, is_upper ? boundaries[kCompared + 1 + i] : boundaries[i]);
+    else
+      reached[i] = ptx::at_least(x, boundaries[i]);
   }
-  if (!__any_sync(kAll, nearest <= margin)) return;
+  // Without its lowest i bits, a count of ascending boundaries is that of each 2^i-th of them.
 #pragma unroll
-  for (int e = 0; e < 8; ++e) at[e] = x[e];
-#pragma unroll 1
-  for (int e = 0; e < 8; ++e) {
-    const float y = __fdiv_rn(at[0], scale);
-    int code = 0;
-#pragma unroll 1
-    for (int i = 0; i < Tables::kThresholds; ++i) code += tables.thresholds[i] <= y;
-    if (!(scale > 0.0f)) code = scale == 0.0f ? Tables::kEntries / 2 : 0;
-    // A loop that is not unrolled cannot index registers, so they move up.
+  for (int i = kLow - 1; i >= 0; --i) {
+    result.low[i] = reached[(1 << i) - 1];
+    if (i < kLow - 1) result.low[i] += result.low[i + 1];
 #pragma unroll
-    for (int i = 0; i < 7; ++i) at[i] = at[i + 1];
-    at[7] = __uint_as_float(ptx::shared_address(tables.entries + code));
+    for (int k = 3 << i; k <= kCompared; k += 2 << i) result.low[i] += reached[k - 1];
   }
+  return result;
 }
 
-/// Byte `byte` of a lane's values of a step, relative to its first byte of the row, if kBits divides 8.
-template <typename Side>
-KVQ_HD constexpr int value_bytes_between(int step, int byte) {
-  return value_byte_offset(Side::side(), 0, 4 * Side::kBits * step + byte) - value_byte_offset(Side::side(), 0, 0);
-}
-/// Whether that holds for all lanes and tokens.
-template <typename Side>
-KVQ_HD constexpr bool have_equal_distances() {
-  constexpr TileSide kSide = Side::side();
-  constexpr int kBits = Side::kBits;
-  for (int at = 0; at < kTileTokens * 4; ++at)
-    for (int step = 0; step < Side::kHeadDim / 32; ++step)
-      for (int i = 0; i < kBits; ++i)
-        if (value_byte_offset(kSide, at / 4, kBits * (4 * step + at % 4) + i) !=
-            value_byte_offset(kSide, at / 4, kBits * (at % 4)) + value_bytes_between<Side>(step, i))
-          return false;
-  return true;
+/// The lowest byte of an integer below 2^23.
+__device__ __forceinline__ std::byte byte_of(float x) {
+  return static_cast<std::byte>(__float_as_uint(x + 8388608.0f) & 0xFFu);
 }
 
-/// Stores a lane's codes of a step, the channels 32 j + 8 t + e, in the tile.
-/// @param bits   CodebookTables::Entry::bits of each
+/// Stores a lane's codes of a step, the channels 32 j + 8 t + e, in the tile. A stored byte has bits of several codes.
+/// A sum of codes times powers of two puts these bits in place; higher bits of the codes that fall on the same places
+/// are subtracted.
 /// @param token  of the tile
 template <typename Side>
-__device__ __forceinline__ void lay_out(const unsigned (&bits)[8], std::byte* tile, int token, bool value, int j,
-                                        int t) {
+__device__ __forceinline__ void lay_out(const CountedCode<Side::kBits> (&codes)[8], std::byte* tile, int token,
+                                        bool value, int j, int t) {
   constexpr TileSide kSide = Side::side();
-  constexpr int kBits = Side::kBits;
-  /// The sum of codes times powers of two.
-  const auto sum = [&](int first, int count, unsigned base) {
-    unsigned result = bits[first + count - 1];
+  constexpr int kBits = Side::kBits, kLow = CountedCode<kBits>::kLow;
+  const auto sum = [&](int first, int count, float base, auto term) {
+    float result = term(codes[first]), weight = base;
 #pragma unroll
-    for (int e = count - 2; e >= 0; --e) result = result * base + bits[first + e];
+    for (int e = 1; e < count; ++e, weight *= base) result = fmaf(term(codes[first + e]), weight, result);
     return result;
   };
-  const auto byte_of = [](unsigned word, int byte) { return static_cast<std::byte>(word >> (8 * byte) & 0xFFu); };
   if (!value) {
-    const unsigned planes = sum(0, 8, 2);
+    const auto put = [&](int bit, float plane) {
+      tile[key_word_offset(kSide, token, j * kBits + bit) + t] = byte_of(plane);
+    };
+    float above = 0.0f;
 #pragma unroll
-    for (int bit = 0; bit < kBits; ++bit)
-      tile[key_word_offset(kSide, token, j * kBits + bit) + t] = byte_of(planes, bit);
+    for (int i = kLow - 1; i >= 0; --i) {
+      const float of = sum(0, 8, 2.0f, [&](const auto& code) { return code.low[i]; });
+      put(i, i == kLow - 1 ? of : fmaf(above, -2.0f, of));
+      above = of;
+    }
+    if constexpr (CountedCode<kBits>::kHasTop)
+      put(kBits - 1, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
     return;
   }
-  if constexpr (kBits == 3) {
-    const auto put = [&](int byte, std::byte of) { tile[value_byte_offset(kSide, token, 4 * kBits * j + byte)] = of; };
+  const auto put = [&](int byte, float x) { tile[value_byte_offset(kSide, token, 4 * kBits * j + byte)] = byte_of(x); };
+  if constexpr (kBits == 4) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) put(2 * t + half, byte_of(sum(4 * half, 4, 4), 0));
-    put(8 + t, byte_of(sum(0, 8, 2), 2));
+    for (int i = 0; i < 4; ++i) put(4 * t + i, sum(2 * i, 2, 16.0f, [](const auto& code) { return code.code(); }));
   } else {
-    static_assert(have_equal_distances<Side>());
-    const unsigned word = sum(0, 8, 1u << kBits);
-    std::byte* first = tile + value_byte_offset(kSide, token, kBits * t);
 #pragma unroll
-    for (int i = 0; i < kBits; ++i) first[value_bytes_between<Side>(j, i)] = byte_of(word, i);
+    for (int half = 0; half < 2; ++half)
+      put(2 * t + half, sum(4 * half, 4, 4.0f, [](const auto& code) { return code.low[0]; }));
+    if constexpr (kBits == 3) put(8 + t, sum(0, 8, 2.0f, [](const auto& code) { return code.top; }));
   }
 }
 
 /// Makes the codes of a token's row and stores them in the tile. All lanes of the warp call it.
-/// @param scale  see find_codes()
-/// @param token  of the tile
+/// @param squares  CodebookTables::squares
+/// @param token    of the tile
 /// @return  the sum of squares of the codes' entries
 template <typename Side>
-__device__ __forceinline__ float encode_codebook(const float (&x)[Side::kHeadDim / 32][8], float scale,
-                                                 const CodebookTables<Side::kBits>& tables,
+__device__ __forceinline__ float encode_codebook(const float (&x)[Side::kHeadDim / 32][8], const float* squares,
                                                  CodebookScratch<Side>& scratch, int token, bool value, int lane) {
+  constexpr int kEntries = 1 << Side::kBits;
+  float boundaries[kEntries];
+#pragma unroll
+  for (int i = 0; i < kEntries; i += 4) {
+    const auto four = *reinterpret_cast<const float4*>(scratch.boundaries[lane / 4] + i);
+    boundaries[i] = four.x, boundaries[i + 1] = four.y, boundaries[i + 2] = four.z, boundaries[i + 3] = four.w;
+  }
+  // An address is an integer: the bits of a float that is so small are that number, times 2^-149.
+  const float first_square = __uint_as_float(ptx::shared_address(squares));
   return tree_sum_of_steps<Side>(0, [&](int j, float(&y)[8]) {
-    float at[8];
-    find_codes<Side::kBits>(x[j], scale, tables, at);
-    unsigned bits[8];
+    CountedCode<Side::kBits> codes[8];
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      unsigned square;
-      ptx::ld_shared_pair(__float_as_uint(at[e]), square, bits[e]);
-      y[e] = __uint_as_float(square);
+      codes[e] = count_boundaries<Side::kBits>(x[j][e], boundaries);
+      y[e] = __uint_as_float(ptx::ld_shared(__float_as_uint(fmaf(codes[e].code(), 0x4p-149f, first_square))));
     }
-    lay_out<Side>(bits, scratch.tile, token, value, j, lane & 3);
+    lay_out<Side>(codes, scratch.tile, token, value, j, lane & 3);
   });
 }
 
@@ -258,6 +207,7 @@ __device__ __forceinline__ void quantize_codebook_rows(Rows<Side>& rows, const C
                                                        ScaleRule rule, std::int64_t slots, TileOf tile_of, bool value,
                                                        std::byte* memory, int lane) {
   using Scratch = CodebookScratch<Side>;
+  constexpr int kEntries = 1 << Side::kBits;
   auto& scratch = *reinterpret_cast<Scratch*>(memory);
   float energies[2];
 #pragma unroll
@@ -283,7 +233,18 @@ __device__ __forceinline__ void quantize_codebook_rows(Rows<Side>& rows, const C
 #pragma unroll 1  // so that the code stays in the instruction cache
   for (int r = 0; r < 2; ++r) {
     const float of_row = __shfl_sync(kAll, finite ? scale : __int_as_float(0x7FC00000), (lane & ~3) | r);
-    const float squares = encode_codebook<Side>(rows.x[0], of_row, tables, scratch, lane / 4 + 8 * r, value, lane);
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < kEntries; k += 4) {
+      const int i = k + t;
+      // Codes are 2^(b-1) if the scale is 0, and 0 if a row is not finite.
+      float least = boundary(tables.factors[i], of_row);
+      if (!(of_row > 0.0f))
+        least = of_row == 0.0f ? __int_as_float(i < kEntries / 2 ? 0xFF800000 : 0x7F800000) : of_row;
+      scratch.boundaries[lane / 4][i] = least;
+    }
+    __syncwarp();
+    const float squares = encode_codebook<Side>(rows.x[0], tables.squares, scratch, lane / 4 + 8 * r, value, lane);
     if (r == own_row) own_squares = squares;
 #pragma unroll
     for (int j = 0; j < Rows<Side>::kSteps; ++j)
