@@ -100,9 +100,9 @@ TensorPlan for_heads(TensorPlan plan, int num_kv_heads) {
 }
 
 TensorPlan bit_plan(const TileSide& side, bool bfloat, int memory, ScaleRule rule) {
+  if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   if (side.table_bits > 0 || (memory == 0 && 32 * side.row_words == 2 * side.head_dim))
     return table_plan(side, bfloat, rule);
-  if (side.numbers > 1 || side.segments) return segment_plan(side, bfloat, rule);
   // Widths up to 4 have thetas, those of packing.md; others have symmetric codes.
   TrellisCoder coder{.group_size = 0, .rule = rule, .scale_type = number_type_of(side, bfloat)};
   const auto taps = [](int bits, int window, std::vector<float> theta) {
