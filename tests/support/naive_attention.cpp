@@ -10,14 +10,13 @@ namespace kvq::test {
 namespace {
 
 /// Row `row` of a buffer of rows with `dim` numbers.
-std::vector<double> row_of(const std::vector<float>& rows, std::int64_t row, int dim) {
-  const auto* begin = rows.data() + row * dim;
-  return {begin, begin + dim};
+std::span<const float> row_of(const std::vector<float>& rows, std::int64_t row, int dim) {
+  return std::span(rows).subspan(static_cast<std::size_t>(row * dim), static_cast<std::size_t>(dim));
 }
 
-double dot(const std::vector<double>& a, const std::vector<double>& b) {
+double dot(std::span<const float> a, std::span<const float> b) {
   double sum = 0.0;
-  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  for (std::size_t i = 0; i < a.size(); ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   return sum;
 }
 
@@ -105,7 +104,8 @@ NaiveMoments naive_moments(const AttentionCase& input) {
                 : 0.0;
         weight += std::pow(s * (1.0 - part * part), 2) * distance;
       }
-      const std::vector<double> q = row_of(input.q, query * input.tokens + static_cast<std::int64_t>(i), input.dim);
+      const auto row = row_of(input.q, query * input.tokens + static_cast<std::int64_t>(i), input.dim);
+      const std::vector<double> q(row.begin(), row.end());
       weight *= input.scale * input.scale;
       add_outer(q, weight, moments.scored_query, moments.scored_query_first);
       moments.scored_query_weight += weight;
