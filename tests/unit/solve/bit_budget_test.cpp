@@ -216,9 +216,10 @@ TEST_CASE("A byte budget is spent as well as any allocation could", "[solve][byt
     std::vector<double> best(static_cast<std::size_t>(most) + 1, HUGE_VAL);
     every_allocation(static_cast<std::size_t>(blocks), widths_between(budget.min_bits, budget.max_bits),
                      [&](const Bits& bits) {
-                       double& entry = best[static_cast<std::size_t>(std::min(bytes_of(bits, budget), most))];
-                       if (bytes_of(bits, budget) <= most)
-                         entry = std::min(entry, allocation_objective(scores, bits, law));
+                       const int bytes = bytes_of(bits, budget);
+                       if (bytes > most) return;
+                       double& entry = best[static_cast<std::size_t>(bytes)];
+                       entry = std::min(entry, allocation_objective(scores, bits, law));
                      });
     for (std::size_t size = 1; size < best.size(); ++size) best[size] = std::min(best[size], best[size - 1]);
     for (budget.row_bytes = least; budget.row_bytes <= most; budget.row_bytes += random.integer(1, 4)) {
