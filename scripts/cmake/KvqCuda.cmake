@@ -19,6 +19,8 @@ if(NOT KVQ_CUDA STREQUAL "OFF")
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.4) # the first with __maxnreg__
       find_package(CUDAToolkit REQUIRED)
       set(KVQ_HAVE_CUDA ON)
+      # The host code of kernels' sources only launches them.
+      target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-O1>)
       # CI compiles the few kernels and never runs them. Optimized, they would take nvcc four to ten times as long.
       if(KVQ_KERNELS STREQUAL "few" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
         target_compile_options(kvq_options INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
