@@ -117,9 +117,8 @@ std::string centroid_advice(const Artifact& artifact) {
     }
     if (most > 0 && decode_of(layer) == KernelKind::generic && decode_of(fewer) == KernelKind::tuned)
       return fmt::format(
-          "hint: layer {}: {} centroids are decoded by generic kernels, which are much slower; tuned ones take up to "
-          "{} "
-          "({})\n",
+          "hint: layer {}: {} centroids are decoded by generic kernels, much slower than tuned ones, which take up to "
+          "{} ({})\n",
           layer.layer, most, kMostTunedCentroids, flags.substr(1));
   }
   return "";

@@ -21,7 +21,7 @@ namespace kvq::decode {
 /// An integer from 0 to 2^24, times 2^-149: a float that is so small has its bits. Sums of such floats are as exact as
 /// those of integers, take half the time, and need no conversion.
 __device__ __forceinline__ float tiny_of(int count) { return __int_as_float(count); }
-/// What makes of a tiny number one times kTinyUnit. (A float cannot be 2^149.)
+/// A tiny number times kFromTiny is the integer times kTinyUnit. (No float is 2^149.)
 constexpr float kFromTiny = 0x1p126f, kTinyUnit = 0x1p-23f;
 
 /// The product of a token's bits with the integers of a query, of the counts of its planes; tiny.
@@ -84,7 +84,7 @@ __device__ __forceinline__ void linear_scores(const unsigned char* tile, const u
   score0 = scores[0], score1 = scores[1];
 }
 
-/// Sums of weights are kept times this, so that the factor that makes one of a tiny number is a float.
+/// Sums of weights are kept times kSumUnit: then kTinyToSum, the factor of tiny numbers, is a float.
 constexpr float kSumUnit = 0x1p-40f, kTinyToSum = 0x1p109f;
 
 /// Adds weights of a stage's tokens to sums for each byte of the row. A mask leaves one bit of each byte of a word, so
