@@ -293,7 +293,7 @@ def test_ablation_of_block_gtq_as_a_table(outliers, tmp_path):
     assert lines[1].split() == ["target", "bytes", "a", "row", "cost", "error", "decode"]
     assert [line.split()[2:] for line in lines[2:4]] == [["-", "-", "generic"], ["-", "-", "tuned"]]
     legend = " ".join(lines[4:])
-    assert legend.startswith("cost: of a budget only.") and "--held-out-tokens" in legend
+    assert legend.startswith("cost: only decisions with a budget have one.") and "--held-out-tokens" in legend
     joint = succeed("kvq-calibrate", *flags, "--joint", "--held-out-tokens", 20).stdout
     assert "cost: relative output error" in joint and "-" not in joint.split("\n")[2].split()[2:]
     assert max(map(len, lines + joint.splitlines())) <= 80

@@ -73,7 +73,7 @@ std::string targets_table(const Ablation& ablation) {
                      change(change_of(rows, error_of)), decode_text(row)});
   }
   const std::optional<BudgetReport>& budget = rows.front().report;
-  std::string legend = !budget                        ? "cost: of a budget only."
+  std::string legend = !budget                        ? "cost: only decisions with a budget have one."
                        : ablation.ingredients.empty() ? meaning(*budget) + "."
                                                       : "cost: as above.";
   legend += " error: of attention's output on the held-out tokens, no exact windows, mean over layers";

@@ -208,7 +208,7 @@ void add_budget_flags(CLI::App& app, Outputs& outputs, Behavior& behavior) {
       ->group(option_group::kBudgets);
   app.add_flag(
          "--report-ablation", outputs.report_ablation,
-         "block-gtq, kvq: also print what both targets come to; kvq: and what each ingredient brings at this budget")
+         "block-gtq, kvq: also print bytes, errors and kernels of both targets; kvq: what each ingredient brings, too")
       ->group(option_group::kBudgets);
 }
 

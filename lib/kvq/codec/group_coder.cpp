@@ -154,7 +154,7 @@ std::size_t TrellisGroup::seam_state(std::span<const float> y) const {
          cost.data(), next.data(), oldest.data() + i * states});
   auto state = static_cast<std::size_t>(std::min_element(cost.data(), cost.data() + states) - cost.data());
   for (std::size_t i = 2 * length; i-- > length;)
-    state = viterbi::step_back(state, oldest.data() + i * states, bits_, memory_);
+    state = viterbi::step_back(state, oldest[i * states + state], bits_, memory_);
   return state;
 }
 
@@ -171,7 +171,7 @@ void TrellisGroup::search(std::span<const float> y, std::span<std::uint8_t> code
   std::size_t state = seam;
   for (std::size_t j = y.size(); j-- > 0;) {
     codes[j] = static_cast<std::uint8_t>(state & ((std::size_t{1} << bits_) - 1));
-    state = viterbi::step_back(state, oldest.data() + j * states, bits_, memory_);
+    state = viterbi::step_back(state, oldest[j * states + state], bits_, memory_);
   }
 }
 

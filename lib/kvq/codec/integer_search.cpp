@@ -168,7 +168,7 @@ void IntegerSearch::search(std::span<const float> y, std::span<std::uint8_t> cod
   };
   const auto before = [&](std::size_t state, std::size_t step) {
     const auto dropped = static_cast<std::size_t>(survivors[step * states + state]) & (branches - 1);
-    return (state >> bits_) | (dropped << (bits_ * (memory_ - 1)));
+    return viterbi::step_back(state, dropped, bits_, memory_);
   };
   /// The state before step 0 of the path that is in `state` after `end` steps.
   const auto begin_of = [&](std::size_t state, std::size_t end) {

@@ -108,9 +108,9 @@ KVQ_STEP void take(const Number* cost, std::size_t branches, std::size_t states,
     take_wide<kLanes>(cost, branches, states, next, oldest, wide);
 }
 
-/// The code that a state's survivor dropped leads to the state before it. @param oldest  [S]
-inline std::size_t step_back(std::size_t state, const std::uint8_t* oldest, int bits, int memory) {
-  return (state >> bits) | (std::size_t{oldest[state]} << (bits * (memory - 1)));
+/// The state before a state whose survivor dropped a code.
+inline std::size_t step_back(std::size_t state, std::size_t dropped, int bits, int memory) {
+  return (state >> bits) | (dropped << (bits * (memory - 1)));
 }
 
 }  // namespace kvq::viterbi

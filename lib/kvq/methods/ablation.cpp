@@ -105,12 +105,19 @@ Ablation ablate(const StatsSource& source, const Options& options, Backend& back
 }
 
 Ablation compare_targets(const StatsSource& source, const Options& options, Backend& backend, Decide decide) {
-  Ablation ablation;
-  for (const Target target : kTargets) {
-    Options with = options;
-    with.target = target;
-    ablation.targets.push_back(target_row(target, decide(source, with, {.backend = backend}), source, backend));
+  std::vector<Decision> decisions;
+  if (options.budget_bits || options.budget_bytes) {  // sizes are tried once
+    decisions = decide_targets(source, options, kTargets, {.backend = backend});
+  } else {
+    for (const Target target : kTargets) {
+      Options with = options;
+      with.target = target;
+      decisions.push_back(decide(source, with, {.backend = backend}));
+    }
   }
+  Ablation ablation;
+  for (std::size_t i = 0; i < kTargets.size(); ++i)
+    ablation.targets.push_back(target_row(kTargets[i], decisions[i], source, backend));
   return ablation;
 }
 

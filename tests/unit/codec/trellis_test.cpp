@@ -544,6 +544,24 @@ TEST_CASE("Integer search: a start in another state than the seam's costs 32 U",
   }
 }
 
+TEST_CASE("The integer search stays exact with the largest taps and channels", "[codec][trellis]") {
+  test::Random random(23);
+  for (const int bits : {1, 2, 3, 4, 8})
+    for (const int memory : {1, most_memory(bits)})
+      for (const int count : {40, 128}) {
+        TrellisTaps taps{.bits = bits,
+                         .memory = memory,
+                         .search = TrellisSearch::integer,
+                         .theta = std::vector<float>(static_cast<std::size_t>(bits * (memory + 1)))};
+        const bool alternates = random.integer(0, 1) == 0;
+        for (std::size_t i = 0; i < taps.theta.size(); ++i) taps.theta[i] = alternates && i % 2 != 0 ? -9.0f : 9.0f;
+        std::vector<float> y(static_cast<std::size_t>(count));  // all are clamped
+        for (float& value : y) value = random.integer(0, 2) == 0 ? -1e9f : 1e9f;
+        INFO("bits " << bits << ", memory " << memory << ", channels " << count << ", alternates " << alternates);
+        CHECK(searched(taps, y) == test::reference_codes(taps, y));
+      }
+}
+
 TEST_CASE("Integer search, equal costs: the smallest dropped code, the smallest last state", "[codec][trellis]") {
   test::Random random(27);
   for (const int count : {8, 39, 40, 41, 95, 96, 97, 128})
